@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nouns that travel between the stages: frozen, typed, standard library only."""
+
+from ulpscope.model.dtypes import DTYPES, DType, Kind, dtype
+from ulpscope.model.findings import Comparison, ComparisonVerdict, Finding, FindingLevel, Histogram
+from ulpscope.model.measurements import (
+    FingerprintMeasurement,
+    Measurement,
+    Metric,
+    NotMeasured,
+    SummaryMeasurement,
+    TensorMeasurement,
+    Undefined,
+)
+from ulpscope.model.names import INPUT_ROLES, OUTPUT_ROLES, ROLES, CallName, Role, Slot
+from ulpscope.model.pairs import MatchedBy, Pair, SlotPair
+from ulpscope.model.protocols import Renderer, Run, Sink
+from ulpscope.model.records import Arguments, CallRecord, Frame, Level, Modes, Phase, Summary, TensorData, TensorRecord
+from ulpscope.model.runs import FORMAT_VERSION, LedgerEntry, RunInfo
+from ulpscope.model.verdicts import ArgumentDifference, Contribution, JudgedCall, JudgedSlot, Verdict, VerdictLevel
+
+__all__ = [
+    "DTYPES",
+    "FORMAT_VERSION",
+    "INPUT_ROLES",
+    "OUTPUT_ROLES",
+    "ROLES",
+    "ArgumentDifference",
+    "Arguments",
+    "CallName",
+    "CallRecord",
+    "Comparison",
+    "ComparisonVerdict",
+    "Contribution",
+    "DType",
+    "Finding",
+    "FindingLevel",
+    "FingerprintMeasurement",
+    "Frame",
+    "Histogram",
+    "JudgedCall",
+    "JudgedSlot",
+    "Kind",
+    "LedgerEntry",
+    "Level",
+    "MatchedBy",
+    "Measurement",
+    "Metric",
+    "Modes",
+    "NotMeasured",
+    "Pair",
+    "Phase",
+    "Renderer",
+    "Role",
+    "Run",
+    "RunInfo",
+    "Sink",
+    "Slot",
+    "SlotPair",
+    "Summary",
+    "SummaryMeasurement",
+    "TensorData",
+    "TensorMeasurement",
+    "TensorRecord",
+    "Undefined",
+    "Verdict",
+    "VerdictLevel",
+    "dtype",
+]

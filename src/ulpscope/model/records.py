@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What capture writes and stores read back: one record for each call and phase.
+
+Non-tensor arguments travel as plain values (None, bool, int, float, str, list, dict). What is none of
+these becomes a dict with one key that begins with `$`:
+
+    {"$tensor": "input.0"}   {"$dtype": "float32"}   {"$device": "cuda:0"}   {"$size": [2, 3]}
+    {"$slice": [0, None, 2]}  {"$ellipsis": True}   {"$memory_format": "channels_last"}   {"$layout": "strided"}
+    {"$complex": [0.0, 1.0]}  {"$tuple": [...]}     {"$int": "90071992547409930000"}
+    {"$object": "package.Class", "repr": "..."}     anything else, shortened
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from ulpscope.model.names import CallName, Slot
+
+__all__ = [
+    "Arguments",
+    "CallRecord",
+    "Frame",
+    "Level",
+    "Modes",
+    "Phase",
+    "Summary",
+    "TensorData",
+    "TensorRecord",
+]
+
+Phase: TypeAlias = Literal["start", "forward", "backward", "optimizer"]
+Level: TypeAlias = Literal["api", "module", "op", "state"]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Statistics of one tensor, as far as the tool that made the run took them.
+
+    `min` and `max` are over everything but NaN; `mean` and `rms` over the finite elements, summed in float64.
+    A complex number counts as two reals, a bool as 0 or 1. None means: not taken, or there is no such element.
+    """
+
+    numel: int
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    rms: float | None = None
+    num_nan: int | None = None
+    num_posinf: int | None = None
+    num_neginf: int | None = None
+    num_zero: int | None = None
+    num_subnormal: int | None = None
+
+    @property
+    def abs_max(self) -> float | None:
+        if self.min is None or self.max is None:
+            return None
+        return max(abs(self.min), abs(self.max))
+
+    @property
+    def num_nonfinite(self) -> int | None:
+        if self.num_nan is None or self.num_posinf is None or self.num_neginf is None:
+            return None
+        return self.num_nan + self.num_posinf + self.num_neginf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRecord:
+    """One tensor in one slot of a call.
+
+    `fingerprint` is `scheme:hex`; two are comparable only when their schemes are equal (ours is `u1`, see the
+    store format). `content` is what the run's `tensor()` takes; None when the values were not kept.
+    """
+
+    slot: Slot
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    device: str = ""
+    requires_grad: bool = False
+    summary: Summary | None = None
+    fingerprint: str | None = None
+    content: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack, innermost first within a record."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modes:
+    """What surrounds a call and changes what it computes."""
+
+    autocast: str | None = None
+    grad: bool = True
+    inference: bool = False
+    training: bool | None = None
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Positional and keyword arguments, tensors replaced by their slots (see the module's docstring)."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """One phase of one call.
+
+    `order` is the position in execution order within its step and rank. In a backward record the slots
+    `input.*` are gradients of the call's outputs and `output.*` the gradients that this call contributes to its
+    inputs, each under the path of that input. Records of level `state` hold what is not a call: the parameters and buffers at step
+    start (`state.parameters`), the batch (`state.batch`), the random generators (`state.rng`, in `arguments`) and an
+    optimizer's step (`optimizer.AdamW`: hyper-parameters in `arguments`, slots gradient.*, parameter.*, state.*).
+    """
+
+    rank: int
+    step: int
+    order: int
+    call: CallName
+    phase: Phase
+    level: Level = "api"
+    module: str = ""
+    parent: str = ""
+    arguments: Arguments | None = None
+    modes: Modes | None = None
+    slots: tuple[TensorRecord, ...] = ()
+    stack: tuple[Frame, ...] = ()
+    recompute: bool = False
+
+    @property
+    def source(self) -> Frame | None:
+        """The innermost line of the user's own code."""
+        return self.stack[0] if self.stack else None
+
+    @property
+    def name(self) -> str:
+        """What `select` globs see: `module/call`."""
+        return f"{self.module}/{self.call}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorData:
+    """The bytes of one tensor: C-contiguous, little-endian, `dtype` by its canonical name.
+
+    `buffer` supports the buffer protocol (usually a memoryview into a mapped file).
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: Any

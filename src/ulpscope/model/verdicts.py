@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a measurement means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ulpscope.model.measurements import Measurement
+from ulpscope.model.pairs import Pair, SlotPair
+
+__all__ = ["ArgumentDifference", "Contribution", "JudgedCall", "JudgedSlot", "Verdict", "VerdictLevel"]
+
+VerdictLevel: TypeAlias = Literal["same", "rounding", "differs", "unmatched", "unmeasured"]
+Contribution: TypeAlias = Literal["clean", "contributed", "inherited", "amplified", "masked", "unmatched", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The rule that decided, and its reason in one clause. `multiple` is the distance over what the rule allows."""
+
+    level: VerdictLevel
+    rule: str
+    reason: str
+    multiple: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedSlot:
+    pair: SlotPair
+    measurement: Measurement
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentDifference:
+    """One non-tensor argument, dtype, shape, stride or mode that differs; the values are shortened texts."""
+
+    what: str
+    subject: str
+    reference: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedCall:
+    """A pair with everything that was found out about it; `contribution` is set by explain."""
+
+    pair: Pair
+    slots: tuple[JudgedSlot, ...] = ()
+    differences: tuple[ArgumentDifference, ...] = ()
+    contribution: Contribution = "unknown"
+    multiple: float | None = None
+
+    @property
+    def level(self) -> VerdictLevel:
+        """The worst verdict among its slots."""
+        if self.pair.subject is None or self.pair.reference is None:
+            return "unmatched"
+        ranking: tuple[VerdictLevel, ...] = ("same", "unmeasured", "rounding", "unmatched", "differs")
+        return max((slot.verdict.level for slot in self.slots), key=ranking.index, default="same")
