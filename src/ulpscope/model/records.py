@@ -122,7 +122,8 @@ class CallRecord:
     `input.*` are gradients of the call's outputs and `output.*` the gradients that this call contributes to its
     inputs, each under the path of that input. Records of level `state` hold what is not a call: the parameters and buffers at step
     start (`state.parameters`), the batch (`state.batch`), the random generators (`state.rng`, in `arguments`) and an
-    optimizer's step (`optimizer.AdamW`: hyper-parameters in `arguments`, slots gradient.*, parameter.*, state.*).
+    optimizer's step (`optimizer.AdamW`: hyper-parameters in `arguments`; slots gradient.<name> before the step, mutated.<name> the parameters
+    and state.<name>.<key> the optimizer's state after it).
     """
 
     rank: int
@@ -143,6 +144,14 @@ class CallRecord:
     def source(self) -> Frame | None:
         """The innermost line of the user's own code."""
         return self.stack[0] if self.stack else None
+
+    def receives(self, slot: Slot) -> bool:
+        """Whether the slot enters this call; what does not is made by it (or, at step start, simply given)."""
+        if self.phase == "start":
+            return False
+        if self.phase == "optimizer":
+            return slot.role in ("gradient", "input")
+        return slot.is_input and not (self.phase == "backward" and slot.role == "gradient")
 
     @property
     def name(self) -> str:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modes through which calls are seen: Python-level calls (`api`) and aten operations (`op`)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from ulpscope.capture.calls import op_name
+from ulpscope.model import Level
+
+__all__ = ["ApiMode", "OpMode", "remove_mode"]
+
+
+class _Recorder(Protocol):
+    def open_call(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, level: Level = ..., depth: int = ...) -> Any: ...
+
+    def close_call(self, opened: Any, result: Any) -> None: ...
+
+
+class ApiMode(TorchFunctionMode):
+    """Sees the outermost Python-level torch calls: it is off inside its own handler, so inner calls stay inside."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def is_on(self) -> bool:
+        return any(mode is self for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        op = op_name(func)
+        opened = self._recorder.open_call(op, args, kwargs) if op is not None else None
+        result = func(*args, **kwargs)
+        if opened is not None:
+            self._recorder.close_call(opened, result)
+        return result
+
+
+class OpMode(TorchDispatchMode):
+    """Sees every aten operation, forward and backward."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        opened = self._recorder.open_call(str(func), args, kwargs, level="op")
+        result = func(*args, **kwargs)
+        if opened is not None:
+            self._recorder.close_call(opened, result)
+        return result
+
+
+def remove_mode(mode: ApiMode | OpMode) -> bool:
+    """Take a mode off the stack of this thread wherever it stands; modes that the user entered later stay in their order."""
+    stack = _get_current_function_mode_stack() if isinstance(mode, ApiMode) else _get_current_dispatch_mode_stack()  # type: ignore[no-untyped-call]
+    if not any(entered is mode for entered in stack):
+        return False
+    above = []
+    while stack[-1] is not mode:
+        above.append(stack.pop())
+        above[-1].__exit__(None, None, None)
+    mode.__exit__(None, None, None)
+    for entered in reversed(above):
+        entered.__enter__()
+    return True

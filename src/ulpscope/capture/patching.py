@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only file that replaces an attribute of torch; it puts back the very object it found.
+
+Each replacement stands for something that neither a mode nor a public hook can see:
+
+- `nn.Module.__call__`: which module runs, with its keyword arguments, also when forward raises;
+- `autograd.Function.apply`: modes see only the calls inside a Function, not the Function;
+- `torch.autograd._engine_run_backward`: modes are off inside their own handler, and `Tensor.backward` is such a handler, so recomputed
+  forwards would be missed; it also tells when a backward pass is over;
+- `torch.distributed.*`: plain Python functions that no mode sees;
+- `GradScaler.step`: a step that the scaler skips never reaches the optimizer's hooks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["COLLECTIVES", "Patches"]
+
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "gather",
+    "irecv",
+    "isend",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+)
+
+
+class Patches:
+    """A set of replaced attributes that is undone as a whole, last first."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def module_calls(self, around: Callable[..., Any]) -> None:
+        """`around(original, module, args, kwargs)` stands for every call of a module."""
+        original = torch.nn.Module.__call__
+
+        def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(self, *args, **kwargs)
+            return around(original, self, args, kwargs)
+
+        self._replace(torch.nn.Module, "__call__", functools.wraps(original)(call))
+
+    def functions(self, around: Callable[..., Any]) -> None:
+        """`around(apply, cls, args, kwargs)` stands for every `Function.apply`."""
+        original = torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = original.__get__(None, cls)
+            if torch.compiler.is_compiling():
+                return bound(*args, **kwargs)
+            return around(bound, cls, args, kwargs)
+
+        self._replace(torch.autograd.Function, "apply", classmethod(apply))
+
+    def backward_passes(self, around: Callable[..., Any]) -> None:
+        """`around(original, args, kwargs)` stands for every pass of the autograd engine that Python starts."""
+        original = torch.autograd._engine_run_backward
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            return around(original, args, kwargs)
+
+        self._replace(torch.autograd, "_engine_run_backward", run)
+
+    def collectives(self, around: Callable[..., Any]) -> None:
+        """`around(name, original, args, kwargs)` stands for every collective of torch.distributed."""
+        if not torch.distributed.is_available():
+            return
+        for name in COLLECTIVES:
+            original = getattr(torch.distributed, name, None)
+            if original is not None:
+                self._replace(torch.distributed, name, _collective(name, original, around))
+
+    def scaler_steps(self, around: Callable[..., Any]) -> None:
+        """`around(original, scaler, optimizer, args, kwargs)` stands for every `GradScaler.step`."""
+        original = torch.amp.GradScaler.step
+
+        @functools.wraps(original)
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            return around(original, self, optimizer, args, kwargs)
+
+        self._replace(torch.amp.GradScaler, "step", step)
+
+    def undo(self) -> None:
+        """Put every attribute back."""
+        while self._replaced:
+            owner, name, original = self._replaced.pop()
+            setattr(owner, name, original)
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        self._replaced.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, replacement)
+
+
+def _collective(name: str, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        return around(name, original, args, kwargs)
+
+    return call

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live tensors to `TensorRecord`s.
+
+A tensor seen again unchanged (same storage, version and view) is neither read nor stored again. Storages are told apart by a weak
+reference that keeps their address from being reused; an address alone would credit a new tensor with an old one's values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ulpscope.capture.torch_internals import blind, is_traced, storage_identity
+from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
+from ulpscope.numerics.summary import fingerprint_address, summarize_address
+
+__all__ = ["Keep", "TensorReader"]
+
+Keep: TypeAlias = Literal["fingerprint", "statistics", "tensors"]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_MOST_STORAGES = 50_000
+
+
+class _Values(NamedTuple):
+    summary: Summary | None = None
+    fingerprint: str | None = None
+    content: str | None = None
+    note: str = ""
+
+
+class TensorReader:
+    """Reads tensors and remembers, within a step, what it has read."""
+
+    def __init__(self, keep: Keep, store: Callable[[str, tuple[int, ...], Any], str | None]) -> None:
+        self._keep = keep
+        self._store = store
+        self._seen: dict[int, tuple[StorageWeakRef, dict[Any, _Values]]] = {}
+        self._dtypes: dict[torch.dtype, str] = {}
+        self._devices: dict[torch.device, str] = {}
+
+    def forget(self) -> None:
+        """Forget every tensor, as at the end of a step: values may change unseen while nothing is recorded."""
+        self._seen.clear()
+
+    def forget_storage(self, tensor: torch.Tensor) -> None:
+        """Forget all views of a storage that was written to, also through an alias with a version of its own."""
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+            self._seen.pop(storage_identity(tensor), None)
+
+    def record(self, slot: Slot, tensor: torch.Tensor) -> TensorRecord:
+        """Describe one tensor. Call it where no function mode is active."""
+        dtype = self._dtypes.get(tensor.dtype) or self._dtypes.setdefault(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+        device = self._devices.get(tensor.device) or self._devices.setdefault(tensor.device, str(tensor.device))
+        strided = tensor.layout is torch.strided and not tensor.is_nested
+        values = self._values(tensor, dtype) if strided else _Values(note=f"layout {tensor.layout}: values are not read")
+        return TensorRecord(
+            slot=slot,
+            dtype=dtype,
+            shape=tuple(tensor.shape),
+            strides=tensor.stride() if strided else None,
+            device=device,
+            requires_grad=tensor.requires_grad,
+            summary=values.summary,
+            fingerprint=values.fingerprint,
+            content=values.content,
+            note=values.note,
+        )
+
+    def _values(self, tensor: torch.Tensor, dtype: str) -> _Values:
+        if dtype not in DTYPES:
+            return _Values(note=f"dtype {dtype}: values are not read")
+        if type(tensor) not in _PLAIN:
+            return self._values_of_subclass(tensor, dtype)
+        if tensor.device.type == "meta":
+            return _Values(note="meta tensor: it has no values")
+        if is_traced(tensor):
+            return _Values(note="inside a torch.func transform: values are not read")
+        if tensor.is_inference():
+            return self._read(tensor, dtype)
+        views = self._views(tensor)
+        key = (tensor._version, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), dtype, tensor.is_conj(), tensor.is_neg())
+        values = views.get(key)
+        if values is None:
+            values = views[key] = self._read(tensor, dtype)
+        return values
+
+    def _views(self, tensor: torch.Tensor) -> dict[Any, _Values]:
+        identity = storage_identity(tensor)
+        entry = self._seen.get(identity)
+        if entry is None:
+            if len(self._seen) >= _MOST_STORAGES:
+                self._seen.clear()
+            entry = self._seen[identity] = (StorageWeakRef(tensor.untyped_storage()), {})  # type: ignore[no-untyped-call]
+        return entry[1]
+
+    def _values_of_subclass(self, tensor: torch.Tensor, dtype: str) -> _Values:
+        to_local = getattr(tensor, "to_local", None)
+        if to_local is None:
+            return self._read(tensor, dtype)
+        with blind():
+            local = to_local()
+        placements = getattr(tensor, "placements", None)
+        return self._read(local, dtype)._replace(note=f"values of the local shard {tuple(local.shape)}, placements {placements}")
+
+    def _read(self, tensor: torch.Tensor, dtype: str) -> _Values:
+        plain = _on_cpu(tensor)
+        size_bytes = plain.numel() * plain.element_size()
+        address = plain.data_ptr()
+        if address == 0 and size_bytes:
+            return _Values(note=f"{type(tensor).__name__} has no memory of its own: values are not read")
+        content = self._store(dtype, tuple(plain.shape), _buffer(address, size_bytes)) if self._keep == "tensors" else None
+        note = "values not kept: the size limit of this run is reached" if self._keep == "tensors" and content is None else ""
+        if self._keep == "fingerprint":
+            return _Values(fingerprint=fingerprint_address(address, size_bytes))
+        summary, fingerprint = summarize_address(dtype, address, size_bytes)
+        return _Values(summary, fingerprint, content, note)
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, contiguous in the memory of the CPU; the tensor itself where it is that already."""
+    if type(tensor) in _PLAIN and tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    with blind():
+        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def _buffer(address: int, size_bytes: int) -> Any:
+    return (ctypes.c_char * size_bytes).from_address(address) if size_bytes else b""

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every private name of torch that capture leans on, each with what it gives and what is lost without it.
+
+`tests/capture/test_torch_internals.py` has a test for each, which says what breaks when the name goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+__all__ = [
+    "ACCUMULATE_GRAD",
+    "blind",
+    "current_node",
+    "graph_task",
+    "inside_transform",
+    "is_traced",
+    "next_sequence_number",
+    "sequence_number",
+    "storage_identity",
+    "without_function_modes",
+]
+
+ACCUMULATE_GRAD = 2**64 - 1
+"""The sequence number of nodes that add into a leaf: larger than any range, so a walk stops there by itself."""
+
+_autograd = torch._C._autograd  # type: ignore[attr-defined]
+_functorch = torch._C._functorch
+
+
+def next_sequence_number() -> int:
+    """The number that the next autograd node of this thread gets: ties backward nodes to the call that made them."""
+    return int(_autograd._get_sequence_nr())
+
+
+def sequence_number(node: Any) -> int:
+    return int(node._sequence_nr())
+
+
+def graph_task() -> int:
+    """The running backward pass on this thread, or -1."""
+    return int(torch._C._current_graph_task_id())
+
+
+def current_node() -> Any:
+    """The autograd node that is being run on this thread, or None."""
+    return torch._C._current_autograd_node()  # type: ignore[attr-defined]
+
+
+def storage_identity(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage object; unique only while somebody keeps that object (see `StorageWeakRef`)."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def inside_transform() -> bool:
+    """Whether a torch.func transform (vmap, grad ...) is active: its tensors have no memory to look at."""
+    return _functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether a tensor belongs to a transform or a tracer and has no values of its own."""
+    return bool(_functorch.is_functorch_wrapped_tensor(tensor)) or torch._is_functional_tensor(tensor)  # type: ignore[attr-defined]
+
+
+without_function_modes = torch._C.DisableTorchFunction
+"""A context in which no __torch_function__ mode or subclass, the user's or ours, sees what we do."""
+
+
+@contextlib.contextmanager
+def blind() -> Iterator[None]:
+    """A context for our own arithmetic: no mode sees it, autograd does not track it, autocast does not change it."""
+    with (
+        without_function_modes(),
+        _python_dispatch._disable_current_modes(),  # type: ignore[no-untyped-call]
+        torch._C._DisableAutocast(),
+        torch.no_grad(),
+    ):
+        yield

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors inside nested arguments, and everything else as plain values (the `$` notation of `model.records`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import torch
+
+from ulpscope.model import Arguments, Role, Slot
+
+__all__ = ["Found", "encode_arguments", "tensors_in"]
+
+Found = tuple[Slot, torch.Tensor]
+
+_LONGEST_CONTAINER = 4096
+_LONGEST_TEXT = 200
+_DEEPEST = 32
+
+
+def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, list[Found]]:
+    """Split the arguments of a call into its tensors, by slot, and the rest."""
+    found: list[Found] = []
+    encoded = tuple(_encode(value, (index,), "input", found) for index, value in enumerate(args))
+    named = {name: _encode(value, (name,), "input", found) for name, value in kwargs.items()} or None
+    return Arguments(args=encoded, kwargs=named), found
+
+
+def tensors_in(value: Any, role: Role) -> list[Found]:
+    """The tensors of a result; a lone tensor is item 0."""
+    found: list[Found] = []
+    if isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            _encode(item, (index,), role, found)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _encode(item, (key if isinstance(key, int) else str(key),), role, found)
+    else:
+        _encode(value, (0,), role, found)
+    return found
+
+
+def _encode(value: Any, path: tuple[int | str, ...], role: Role, found: list[Found]) -> Any:
+    if isinstance(value, torch.Tensor):
+        slot = Slot(role, path)
+        found.append((slot, value))
+        return {"$tensor": str(slot)}
+    if value is None or isinstance(value, (bool, float, str)):
+        return value if not isinstance(value, str) or len(value) <= _LONGEST_TEXT else value[:_LONGEST_TEXT] + "…"
+    if isinstance(value, enum.Enum):
+        return {"$object": _type_name(value), "repr": value.name}
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**64 else {"$int": str(int(value))}
+    if len(path) > _DEEPEST:
+        return {"$object": _type_name(value), "repr": "nested too deeply"}
+    if isinstance(value, torch.Size):
+        return {"$size": [int(size) for size in value]}
+    if isinstance(value, (tuple, list)):
+        items = [_encode(item, (*path, index), role, found) for index, item in enumerate(value[:_LONGEST_CONTAINER])]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {str(key): _encode(item, (*path, key if isinstance(key, int) else str(key)), role, found) for key, item in value.items()}
+    return _encode_object(value, path, role, found)
+
+
+def _encode_object(value: Any, path: tuple[int | str, ...], role: Role, found: list[Found]) -> Any:
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"$device": str(value)}
+    if isinstance(value, torch.memory_format):
+        return {"$memory_format": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.layout):
+        return {"$layout": str(value).removeprefix("torch.")}
+    if isinstance(value, slice):
+        return {
+            "$slice": [
+                _encode(part, (*path, name), role, found) for name, part in zip(("start", "stop", "step"), _parts(value), strict=True)
+            ]
+        }
+    if value is Ellipsis:
+        return {"$ellipsis": True}
+    if isinstance(value, complex):
+        return {"$complex": [value.real, value.imag]}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _encode(getattr(value, field.name, None), (*path, field.name), role, found) for field in dataclasses.fields(value)
+        }
+    return {"$object": _type_name(value), "repr": _short_repr(value)}
+
+
+def _parts(value: slice) -> tuple[Any, Any, Any]:
+    return value.start, value.stop, value.step
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _short_repr(value: Any) -> str:
+    """What tells two objects apart without an address that changes from run to run."""
+    if isinstance(value, type) or callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if type(value).__repr__ is object.__repr__:
+        return ""
+    return repr(value)[:_LONGEST_TEXT]

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Capture`: the object that the user holds. A path becomes a sink, and the sink feeds a session."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, get_args
+
+import ulpscope
+from ulpscope._optional import require
+from ulpscope.errors import CaptureWarning, InputError
+from ulpscope.model import RunInfo
+from ulpscope.store import DirectorySink, create_run
+
+if TYPE_CHECKING:
+    import torch
+
+    from ulpscope.capture import CaptureLevel, CaptureSession, Keep
+
+__all__ = ["Capture"]
+
+# Dumps get mailed: only what changes numerics or tells ranks apart, nothing that may hold a secret.
+_ENVIRONMENT = (
+    "ASCEND_LAUNCH_BLOCKING",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "HCCL_DETERMINISTIC",
+    "LOCAL_RANK",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "RANK",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "WORLD_SIZE",
+)
+_PACKAGES = ("torch", "torch_npu", "numpy", "triton")
+
+
+class Capture:
+    """Records a training run into a folder.
+
+    >>> with ulpscope.Capture("runs/npu", model=model, steps=[0, 1], keep="tensors") as capture:  # doctest: +SKIP
+    ...     for batch in loader:
+    ...         train_step(batch)
+    ...         capture.step()
+
+    `level` is what counts as a call: "api" (outermost torch calls), "module", "both" or "op" (every aten operation).
+    `keep` is what stays of each tensor: "fingerprint", "statistics" or "tensors". `select` takes patterns over `module/call`
+    (see `ulpscope run --help`). `optimizer` restricts which optimizers are recorded; without it all are.
+    `max_bytes` limits the tensors kept by each rank: statistics go on. A folder that already holds a run is left alone; `path` says where this
+    one went. Nothing here changes what the program computes, and a failure to record never stops it.
+    """
+
+    def __init__(
+        self,
+        into: str | os.PathLike[str],
+        model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+        *,
+        optimizer: Any = None,
+        level: CaptureLevel = "api",
+        keep: Keep = "statistics",
+        steps: Iterable[int] | int | None = None,
+        ranks: Iterable[int] | int | None = None,
+        select: str | Sequence[str] | None = None,
+        watch: None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        require("torch", extra="torch", purpose="recording a run")
+        from ulpscope import capture
+
+        _choose("level", level, get_args(capture.CaptureLevel))
+        _choose("keep", keep, get_args(capture.Keep))
+        if watch is not None:
+            raise InputError(f"watch={watch!r} is not available in this version; leave it out, record, and compare two runs")
+        self._into = Path(into)
+        self._models = [] if model is None else list(model) if isinstance(model, (list, tuple)) else [model]
+        self._optimizers = None if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        self._selection = capture.Selection.parse(steps=steps, ranks=ranks, select=select)
+        self._level: CaptureLevel = level
+        self._keep: Keep = keep
+        self._max_bytes = max_bytes
+        self._options = {
+            "level": level,
+            "keep": keep,
+            "steps": sorted(self._selection.steps) if self._selection.steps is not None else None,
+            "ranks": sorted(self._selection.ranks) if self._selection.ranks is not None else None,
+            "select": [select] if isinstance(select, str) else list(select or ()),
+            "max_bytes": max_bytes,
+        }
+        self._session: CaptureSession | None = None
+        self._path: Path | None = None
+        self._has_told_size = False
+        self._find_steps = False
+        self._seed: int | None = None
+
+    @classmethod
+    def of_script(cls, into: str | os.PathLike[str], *, seed: int | None = None, **options: Any) -> Capture:
+        """A capture that finds the steps by itself, from optimizer steps."""
+        capture = cls(into, **options)
+        capture._find_steps = True
+        capture._seed = seed
+        return capture
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of this run; None before `start`, or where it could not be made."""
+        return self._path
+
+    def start(self) -> None:
+        """Begin to record on this thread."""
+        if self._session is not None:
+            return
+        from ulpscope.capture import CaptureSession
+
+        rank, world_size = _rank_and_world_size()
+        if not self._selection.wants_rank(rank):
+            return
+        try:
+            self._path = create_run(self._into, self._info(world_size), launch=_launch(world_size))
+            sink = DirectorySink(self._path, rank, max_bytes=self._max_bytes)
+        except OSError as error:
+            self._path = None
+            _warn(
+                f"ulpscope cannot record into '{self._into}' ({error}). Training goes on and nothing is recorded; give a folder that can be written to."
+            )
+            return
+        if self._path != self._into and rank == 0:
+            print(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'", file=sys.stderr)
+        self._session = CaptureSession(
+            sink,
+            rank=rank,
+            models=self._models,
+            optimizers=self._optimizers,
+            level=self._level,
+            keep=self._keep,
+            selection=self._selection,
+            find_steps=self._find_steps,
+            on_step_end=self._tell_size if rank == 0 else None,
+        )
+        self._session.start()
+
+    def stop(self) -> None:
+        """Stop recording and close the run; everything patched is put back."""
+        self._stop(complete=True)
+
+    def step(self) -> None:
+        """Say that a training step is over."""
+        if self._session is not None:
+            self._session.step()
+
+    def __enter__(self) -> Capture:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stop(complete=kind is None)
+
+    def _stop(self, *, complete: bool) -> None:
+        if self._session is not None:
+            self._session.stop(complete=complete)
+
+    def _tell_size(self, step: int) -> None:
+        if self._has_told_size or self._path is None:
+            return
+        self._has_told_size = True
+        size = sum(file.stat().st_size for file in self._path.glob(f"rank*/step{step:05d}/*"))
+        print(f"ulpscope: step {step} takes {size / 1e6:.1f} MB in '{self._path}'", file=sys.stderr)
+
+    def _info(self, world_size: int) -> RunInfo:
+        import torch
+
+        return RunInfo(
+            tool=f"ulpscope {ulpscope.__version__}",
+            created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            command=tuple(sys.argv),
+            versions={"python": platform.python_version(), **_versions()},
+            devices=_devices(torch),
+            world_size=world_size,
+            options=self._options,
+            seed=self._seed,
+            environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        )
+
+
+def _choose(what: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{what}={value!r} is not known; choose one of {', '.join(choices)}")
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, CaptureWarning, stacklevel=3)
+    except Warning:
+        print(text, file=sys.stderr)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _devices(torch: Any) -> tuple[str, ...]:
+    names = [f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"]
+    if torch.cuda.is_available():
+        names += [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
+    npu = getattr(torch, "npu", None)
+    if npu is not None:
+        names.append(f"npu ({npu.device_count()} devices)")
+    return tuple(names)
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    import torch.distributed as distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1
+
+
+def _launch(world_size: int) -> str | None:
+    """What the processes of one launch share and no other launch has; None for a process on its own."""
+    if world_size <= 1:
+        return None
+    elastic = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if elastic != "none":
+        return f"{elastic}/{restarts}"
+    try:
+        started = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        started = ""
+    return f"{platform.node()}/{os.getppid()}/{started}/{restarts}"

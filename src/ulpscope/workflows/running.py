@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run somebody's script or module unchanged, with capture around it."""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+from ulpscope._optional import require
+from ulpscope.errors import InputError
+from ulpscope.workflows.capturing import Capture
+
+__all__ = ["make_comparable", "run_script"]
+
+
+def make_comparable(seed: int | None, *, deterministic: bool) -> None:
+    """Seed every random generator in reach and ask torch for deterministic kernels, so that two runs can be compared."""
+    torch = require("torch", extra="torch", purpose="recording a run")
+    if seed is not None:
+        random.seed(seed)
+        require("numpy", extra="torch", purpose="seeding").random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+
+
+def run_script(target: str, arguments: list[str], capture: Capture, *, is_module: bool = False) -> int:
+    """Run a script as Python would and record it; the exit code is the script's own."""
+    code = None if is_module else _compiled(target)
+    sys.argv = [target, *arguments]
+    # A module is looked up in the working folder, a script's imports beside the script, as Python does it.
+    sys.path[0] = str(Path.cwd()) if is_module else str(Path(target).resolve().parent)
+    main = sys.modules["__main__"]
+    try:
+        with capture:
+            if code is None:
+                runpy.run_module(target, run_name="__main__", alter_sys=True)
+            else:
+                _execute(code, target)
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException as error:
+        _print_traceback(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    finally:
+        sys.modules["__main__"] = main
+    return 0
+
+
+def _compiled(script: str) -> types.CodeType:
+    path = Path(script)
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        hint = "; for a module write 'ulpscope run -m NAME'" if not path.suffix else ""
+        raise InputError(f"the script '{script}' cannot be read ({error.strerror or error}){hint}") from None
+    try:
+        return compile(source, str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"the script '{script}' is not valid Python: {error}") from None
+
+
+def _execute(code: types.CodeType, script: str) -> None:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=script, __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+def _print_traceback(error: BaseException) -> None:
+    """The traceback that the script would print on its own, without our frames and the import machinery's above it."""
+    frames: Any = error.__traceback__
+    while frames is not None and (frames.tb_frame.f_code.co_filename == __file__ or "runpy" in frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames or error.__traceback__)
