@@ -11,9 +11,16 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-__all__ = ["is_own_business", "op_name"]
+__all__ = ["caller", "is_own_business", "makes_no_values", "op_name"]
 
 _VIEW_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+
+_NAMESPACES = (
+    ("torch.nn.functional.", "functional."),
+    ("torch.functional.", "torch."),
+    ("torch.Tensor.", "Tensor."),
+    ("torch.distributed.", "distributed."),
+)
 
 # These read or set facts about a tensor, or leave torch; no arithmetic happens in them.
 _NOT_ARITHMETIC = frozenset(
@@ -69,17 +76,30 @@ def op_name(func: Any) -> str | None:
     if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(func).removesuffix(".default")
         return name if name.startswith("aten.") else f"ops.{name}"
-    name = resolve_name(func) or f"{getattr(func, '__module__', None) or 'unknown'}.{getattr(func, '__name__', type(func).__name__)}"
+    name = _full_name(func)
     short = name.rpartition(".")[2]
     if short in ("__get__", "__set__", "__delete__"):
         attribute = name.split(".")[-2]
         return f"Tensor.{attribute}" if short == "__get__" and attribute in _VIEW_ATTRIBUTES else None
     if short in _NOT_ARITHMETIC:
         return None
-    for prefix, ours in (("torch.nn.functional.", "functional."), ("torch.Tensor.", "Tensor."), ("torch.distributed.", "distributed.")):
+    for prefix, ours in _NAMESPACES:
         if name.startswith(prefix):
             return ours + name[len(prefix) :]
     return name
+
+
+def _full_name(func: Any) -> str:
+    own = getattr(func, "__name__", type(func).__name__)
+    if getattr(torch, own, None) is func:  # a function may have several names: torch.spmm is torch.mm
+        return f"torch.{own}"
+    return resolve_name(func) or f"{getattr(func, '__module__', None) or 'unknown'}.{own}"
+
+
+@functools.lru_cache(maxsize=8192)
+def makes_no_values(op: str) -> bool:
+    """Whether the result is memory as it was found: torch.empty and its kin."""
+    return any(part in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided") for part in op.split("."))
 
 
 def is_own_business(frame: FrameType | None) -> bool:

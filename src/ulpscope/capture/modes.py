@@ -43,17 +43,18 @@ class ApiMode(TorchFunctionMode):
         return result
 
 
-class OpMode(TorchDispatchMode):
+class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every aten operation, forward and backward."""
 
     def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         opened = self._recorder.open_call(str(func), args, kwargs, level="op")
-        result = func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():  # below autograd, where a subclass of the user's sees nothing without us either
+            result = func(*args, **kwargs)
         if opened is not None:
             self._recorder.close_call(opened, result)
         return result

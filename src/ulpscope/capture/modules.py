@@ -57,7 +57,7 @@ class ModuleStack:
             if stack.pop()[0] is module:
                 return
 
-    def named_parameters(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    def named_parameters(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._named(module, module.named_parameters())
 
     def named_buffers(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -72,7 +72,7 @@ class Patches:
 
     def backward_passes(self, around: Callable[..., Any]) -> None:
         """`around(original, args, kwargs)` stands for every pass of the autograd engine that Python starts."""
-        original = torch.autograd._engine_run_backward
+        original = vars(torch.autograd)["_engine_run_backward"]
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.capture.backward import BackwardOfCall, Edges, edges_of, watch_backward
-from ulpscope.capture.calls import caller, is_own_business
+from ulpscope.capture.calls import caller, is_own_business, makes_no_values
 from ulpscope.capture.modes import ApiMode, OpMode, remove_mode
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.patching import Patches
@@ -47,6 +47,7 @@ __all__ = ["CaptureLevel", "CaptureSession"]
 CaptureLevel: TypeAlias = Literal["api", "module", "both", "op"]
 
 _STACK_DEPTH = 12
+_FUSED = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 _SESSIONS: weakref.WeakSet[CaptureSession] = weakref.WeakSet()
 
 
@@ -152,6 +153,11 @@ class CaptureSession:
         self._safely("close the step", self._end_step)
         self._begin(number + 1)
 
+    @staticmethod
+    def is_one_active() -> bool:
+        """Whether this process is being recorded; what is patched twice cannot be put back in any order."""
+        return len(_SESSIONS) > 0
+
     @property
     def is_recording(self) -> bool:
         """Whether calls of this thread are recorded right now."""
@@ -174,7 +180,7 @@ class CaptureSession:
         elif self._level == "op":
             self._mode = OpMode(self)
         if self._mode is not None:
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _begin(self, step: int) -> None:
         with self._lock:
@@ -202,7 +208,7 @@ class CaptureSession:
     def _close(self, complete: bool) -> None:
         if complete and not self._is_broken:
             self._end_step()
-        self._sink.close()
+        self._sink.close(complete=complete)
 
     # ---- failing without harm
 
@@ -319,6 +325,9 @@ class CaptureSession:
             if not self._selection.wants_call(opened.module, opened.call):
                 return
         mutated = self._mutated(opened, results)
+        if makes_no_values(opened.op):
+            for _, tensor in results:
+                self._tensors.mark_undefined(tensor)
         if self._selection.wants_phase(opened.phase):
             slots = opened.inputs + self._records(results) + self._records(mutated)
             self._emit(opened, opened.phase, slots)
@@ -449,24 +458,25 @@ class CaptureSession:
     # ---- what the patches call
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.is_recording or inside_transform():
+        if not self.is_recording:
             return original(module, *args, **kwargs)
         is_outermost = self._modules.is_empty()
+        is_compiled = _is_compiled(module)
+        is_opaque = is_compiled or (isinstance(self._mode, ApiMode) and bool(self._safely("look at a module", _has_fast_path, module)))
         self._modules.enter(module)
         opened = None
         pushed = False
         try:
             if is_outermost and graph_task() == -1:
                 self._safely("record the state of the model", self._describe_model, module, args, kwargs)
-            if self._level in ("module", "both"):
+            if is_opaque or self._level in ("module", "both"):
                 opened = self.open_call(f"module.{type(module).__name__}", args, kwargs, level="module")
                 if opened is not None:
-                    self._add_parameters(opened, module)
+                    self._safely("look at the parameters of a module", self._add_parameters, opened, module)
                     pushed = self._push_parent(str(opened.call))
-            if _is_compiled(module):
-                result = self._call_compiled(original, module, args, kwargs)
-            else:
-                result = original(module, *args, **kwargs)
+            if is_compiled:
+                self._safely("write a note", self._note_compiled, module)
+            result = self._call_unseen(original, module, args, kwargs) if is_opaque else original(module, *args, **kwargs)
         finally:
             if pushed:
                 self._parents.stack.pop()
@@ -490,21 +500,19 @@ class CaptureSession:
             if parameter.requires_grad:
                 opened.edges.leaves.setdefault(id(parameter), Slot("parameter", (name,)))
 
-    def _call_compiled(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A compiled model runs without our mode: what the compiler traces must not change because of us."""
+    def _note_compiled(self, module: torch.nn.Module) -> None:
         path = self._modules.current or type(module).__name__
-        self._safely(
-            "write a note",
-            self._sink.note,
-            LedgerEntry(what=f"see the calls inside {path}", why="it is compiled by torch.compile", step=self._step),
-        )
+        self._sink.note(LedgerEntry(what=f"see the calls inside {path}", why="it is compiled by torch.compile", step=self._step))
+
+    def _call_unseen(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module without our mode, where the mode's presence alone would change what it computes."""
         self._is_recording = False
         removed = remove_mode(self._mode) if self._mode is not None else False
         try:
             return original(module, *args, **kwargs)
         finally:
             if removed and self._mode is not None:
-                self._mode.__enter__()
+                self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._is_recording = self._is_active and not self._is_broken
 
     def _describe_model(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -611,6 +619,13 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 def _slot_order(item: tuple[Slot, Any]) -> str:
     return str(item[0])
+
+
+def _has_fast_path(module: torch.nn.Module) -> bool:
+    """Whether a module would use a fused kernel that it gives up when any torch function mode is active."""
+    if module.training or not isinstance(module, _FUSED):
+        return False
+    return not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

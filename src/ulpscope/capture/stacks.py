@@ -11,13 +11,13 @@ from types import CodeType, FrameType
 
 import torch
 
-import ulpscope
 from ulpscope.model import Frame
 
 __all__ = ["StackReader", "is_recompute"]
 
-_OURS = str(Path(ulpscope.__file__).parent) + "/"
+_OURS = str(Path(__file__).parents[1]) + "/"
 _DEMO = _OURS + "testing/demo/"
+_RUNNER = _OURS + "workflows/running.py"
 _FOREIGN = (str(Path(torch.__file__).parent) + "/", str(Path(threading.__file__)), "<frozen ")
 _RUNPY = "runpy.py"
 _CHECKPOINT = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
@@ -40,6 +40,8 @@ class StackReader:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and len(key) < self._depth:
             code = frame.f_code
+            if code.co_filename == _RUNNER:  # above stands only the command line
+                break
             if self._belongs_to_user(code.co_filename):
                 key.append((code, frame.f_lasti))
             frame = frame.f_back
@@ -64,7 +66,15 @@ class StackReader:
 def _frame(code: CodeType, position: int) -> Frame:
     line = _line_of(code, position)
     text = linecache.getline(code.co_filename, line).strip()
-    return Frame(code.co_filename, line, code.co_qualname if sys.version_info >= (3, 11) else code.co_name, text[:300])
+    return Frame(_short_path(code.co_filename), line, getattr(code, "co_qualname", code.co_name), text[:300])
+
+
+def _short_path(file: str) -> str:
+    """Relative to the working folder where the file lies below it: the same on every machine, and short."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file
 
 
 def _line_of(code: CodeType, position: int) -> int:

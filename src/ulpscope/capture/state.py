@@ -22,7 +22,7 @@ def surrounding_modes(found: list[Found], module: torch.nn.Module | None) -> Mod
     """The modes under which a call runs, on the device of its first tensor."""
     device = found[0][1].device.type if found else "cpu"
     autocast = None
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
     return Modes(
         autocast=autocast,
@@ -38,11 +38,12 @@ def random_generators() -> dict[str, Any]:
     states: dict[str, Any] = {"python": _digest(repr(random.getstate()).encode())}
     with blind():
         states["torch"] = _digest(torch.get_rng_state().numpy().tobytes())
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             states["cuda"] = [_digest(state.numpy().tobytes()) for state in torch.cuda.get_rng_state_all()]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        states["numpy"] = _digest(repr(numpy.random.get_state()).encode())
+        name, keys, *rest = numpy.random.get_state()
+        states["numpy"] = _digest(name.encode() + keys.tobytes() + repr(rest).encode())
     return states
 
 

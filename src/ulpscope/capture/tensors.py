@@ -52,6 +52,11 @@ class TensorReader:
         if type(tensor) in _PLAIN and tensor.layout is torch.strided:
             self._seen.pop(storage_identity(tensor), None)
 
+    def mark_undefined(self, tensor: torch.Tensor) -> None:
+        """Take the values of a tensor for undefined until somebody writes to it."""
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_inference():
+            self._views(tensor)[self._key(tensor)] = _Values(note="uninitialised memory: values are not read")
+
     def record(self, slot: Slot, tensor: torch.Tensor) -> TensorRecord:
         """Describe one tensor. Call it where no function mode is active."""
         dtype = self._dtypes.get(tensor.dtype) or self._dtypes.setdefault(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
@@ -83,11 +88,16 @@ class TensorReader:
         if tensor.is_inference():
             return self._read(tensor, dtype)
         views = self._views(tensor)
-        key = (tensor._version, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), dtype, tensor.is_conj(), tensor.is_neg())
+        key = self._key(tensor)
         values = views.get(key)
         if values is None:
             values = views[key] = self._read(tensor, dtype)
         return values
+
+    @staticmethod
+    def _key(tensor: torch.Tensor) -> Any:
+        shape = tuple(tensor.shape)
+        return (tensor._version, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
     def _views(self, tensor: torch.Tensor) -> dict[Any, _Values]:
         identity = storage_identity(tensor)

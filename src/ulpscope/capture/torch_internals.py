@@ -29,7 +29,7 @@ __all__ = [
 ACCUMULATE_GRAD = 2**64 - 1
 """The sequence number of nodes that add into a leaf: larger than any range, so a walk stops there by itself."""
 
-_autograd = torch._C._autograd  # type: ignore[attr-defined]
+_autograd = torch._C._autograd
 _functorch = torch._C._functorch
 
 
@@ -49,7 +49,7 @@ def graph_task() -> int:
 
 def current_node() -> Any:
     """The autograd node that is being run on this thread, or None."""
-    return torch._C._current_autograd_node()  # type: ignore[attr-defined]
+    return torch._C._current_autograd_node()
 
 
 def storage_identity(tensor: torch.Tensor) -> int:
@@ -59,12 +59,12 @@ def storage_identity(tensor: torch.Tensor) -> int:
 
 def inside_transform() -> bool:
     """Whether a torch.func transform (vmap, grad ...) is active: its tensors have no memory to look at."""
-    return _functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+    return _functorch.peek_interpreter_stack() is not None
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor belongs to a transform or a tracer and has no values of its own."""
-    return bool(_functorch.is_functorch_wrapped_tensor(tensor)) or torch._is_functional_tensor(tensor)  # type: ignore[attr-defined]
+    return bool(_functorch.is_functorch_wrapped_tensor(tensor)) or torch._is_functional_tensor(tensor)
 
 
 without_function_modes = torch._C.DisableTorchFunction
@@ -76,7 +76,7 @@ def blind() -> Iterator[None]:
     """A context for our own arithmetic: no mode sees it, autograd does not track it, autocast does not change it."""
     with (
         without_function_modes(),
-        _python_dispatch._disable_current_modes(),  # type: ignore[no-untyped-call]
+        _python_dispatch._disable_current_modes(),
         torch._C._DisableAutocast(),
         torch.no_grad(),
     ):

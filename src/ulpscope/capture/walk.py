@@ -103,6 +103,5 @@ def _short_repr(value: Any) -> str:
     """What tells two objects apart without an address that changes from run to run."""
     if isinstance(value, type) or callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    if type(value).__repr__ is object.__repr__:
-        return ""
-    return repr(value)[:_LONGEST_TEXT]
+    has_own_repr = any("__repr__" in ancestor.__dict__ for ancestor in type(value).__mro__[:-1])
+    return repr(value)[:_LONGEST_TEXT] if has_own_repr else ""

@@ -1,1 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The command line: one small file for each command, imported when that command runs.
+
+Exit codes: 0 nothing diverges, 1 something does, 2 the question could not be answered, 130 interrupted. An error on
+purpose is one sentence; only what nobody foresaw shows a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from ulpscope import __version__
+from ulpscope.errors import UlpscopeError
+
+__all__ = ["cli"]
+
+_COMMANDS = {
+    "run": "Record a training script without changing it.",
+    "compare": "Compare two runs and name the first divergence.",
+    "show": "Show what a run recorded.",
+    "demo": "Record, break and compare a tiny model, right here.",
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name; imports `ulpscope.cli.<name>` when one is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"ulpscope.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would leave with exit code 1, which means something else here
+            sys.exit(_abandon_output())
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run a command and leave with its exit code."""
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except click.ClickException as error:
+            error.show()
+            code = 2
+        except (click.Abort, KeyboardInterrupt):
+            code = _complain("interrupted", 130)
+        except UlpscopeError as error:
+            code = _complain(str(error), 2)
+        except OSError as error:
+            code = _complain(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else str(error), 2)
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            code = 2
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(sentence: str, code: int) -> int:
+    """One line on stderr, whatever the sentence holds."""
+    from ulpscope.report.escaping import visible
+
+    click.echo(f"ulpscope: {visible(' '.join(sentence.splitlines()))}", err=True)
+    return code
+
+
+def _abandon_output() -> int:
+    """Whoever read our output has left, as in `ulpscope show run | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, message="ulpscope %(version)s")
+def cli() -> None:
+    """Find the operation that broke a model's numerics.
+
+    \b
+    Example:
+      ulpscope run --into runs/npu --keep tensors train.py
+      ulpscope run --into runs/gpu --keep tensors train.py     (on the other machine)
+      ulpscope compare runs/npu runs/gpu --html report.html
+
+    Exit codes: 0 nothing diverges, 1 something does, 2 the question could not be answered.
+    """

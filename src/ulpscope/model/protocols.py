@@ -35,8 +35,8 @@ class Sink(Protocol):
     def end_step(self) -> None:
         """Close the open step, if any: from here on it is complete."""
 
-    def close(self) -> None:
-        """Close everything; calling it twice is harmless."""
+    def close(self, *, complete: bool = True) -> None:
+        """Close everything, an open step as complete or not; calling it twice is harmless."""
 
 
 class Run(Protocol):

@@ -59,8 +59,8 @@ class Capture:
     `level` is what counts as a call: "api" (outermost torch calls), "module", "both" or "op" (every aten operation).
     `keep` is what stays of each tensor: "fingerprint", "statistics" or "tensors". `select` takes patterns over `module/call`
     (see `ulpscope run --help`). `optimizer` restricts which optimizers are recorded; without it all are.
-    `max_bytes` limits the tensors kept by each rank: statistics go on. A folder that already holds a run is left alone; `path` says where this
-    one went. Nothing here changes what the program computes, and a failure to record never stops it.
+    `max_bytes` limits the tensors kept by each rank: statistics go on. A folder that already holds a run is left alone; `path` says
+    where this one went. Nothing here changes what the program computes, and a failure to record never stops it.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Capture:
         if watch is not None:
             raise InputError(f"watch={watch!r} is not available in this version; leave it out, record, and compare two runs")
         self._into = Path(into)
-        self._models = [] if model is None else list(model) if isinstance(model, (list, tuple)) else [model]
-        self._optimizers = None if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        self._models: list[Any] = _listed(model)
+        self._optimizers = None if optimizer is None else _listed(optimizer)
         self._selection = capture.Selection.parse(steps=steps, ranks=ranks, select=select)
         self._level: CaptureLevel = level
         self._keep: Keep = keep
@@ -124,6 +124,9 @@ class Capture:
             return
         from ulpscope.capture import CaptureSession
 
+        if CaptureSession.is_one_active():
+            _warn(f"ulpscope is recording this process already, so nothing is recorded into '{self._into}'; stop the other capture first.")
+            return
         rank, world_size = _rank_and_world_size()
         if not self._selection.wants_rank(rank):
             return
@@ -133,7 +136,8 @@ class Capture:
         except OSError as error:
             self._path = None
             _warn(
-                f"ulpscope cannot record into '{self._into}' ({error}). Training goes on and nothing is recorded; give a folder that can be written to."
+                f"ulpscope cannot record into '{self._into}' ({error}). "
+                "Training goes on and nothing is recorded; give a folder that can be written to."
             )
             return
         if self._path != self._into and rank == 0:
@@ -192,6 +196,12 @@ class Capture:
             seed=self._seed,
             environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         )
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _choose(what: str, value: str, choices: tuple[str, ...]) -> None:

@@ -63,14 +63,14 @@ def _compiled(script: str) -> types.CodeType:
         hint = "; for a module write 'ulpscope run -m NAME'" if not path.suffix else ""
         raise InputError(f"the script '{script}' cannot be read ({error.strerror or error}){hint}") from None
     try:
-        return compile(source, str(path), "exec", dont_inherit=True)
+        return compile(source, str(path.resolve()), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise InputError(f"the script '{script}' is not valid Python: {error}") from None
 
 
 def _execute(code: types.CodeType, script: str) -> None:
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=script, __builtins__=__builtins__)
+    main.__dict__.update(__file__=str(Path(script).resolve()), __builtins__=__builtins__)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 

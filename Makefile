@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target sets up what it needs in .venv the first time, and works offline from then on.
+
+PYTHON ?= python3
+JOBS ?= 2
+
+BIN := .venv/bin
+LOG := .venv/install.log
+READY := .venv/.ready
+PAGE := src/ulpscope/report/assets/report.html
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long check web web-check bench clean
+
+help:
+	@echo 'make demo       two small training runs, one broken operation, and the report that names it'
+	@echo 'make test       all tests but the long ones'
+	@echo 'make test-long  whole corpora, hundreds of repetitions, and what needs the peer'
+	@echo 'make check      ruff, mypy --strict, import-linter'
+	@echo 'make web        rebuild the report page (needs node and npm)'
+	@echo 'make web-check  fail when the committed report page is not what web/ builds'
+	@echo 'make bench      the table of ratios; PEER=PYTHON names the Python of an environment with the peer'
+	@echo 'make clean      remove everything that make has made'
+	@echo
+	@echo 'Another Python: make test PYTHON=python3.12 (after make clean). Test processes: JOBS=$(JOBS).'
+
+demo: $(READY)
+	@$(BIN)/ulpscope demo
+
+test: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m 'not long'
+	@echo 'make test: all tests passed.'
+
+test-long: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m long
+	@echo 'make test-long: all long tests passed.'
+
+check: $(READY)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy --strict
+	@$(BIN)/lint-imports --no-logo --no-cache
+	@echo 'make check: nothing to complain about.'
+
+web:
+	@cd web && npm ci --no-audit --no-fund && npm run build
+
+web-check:
+	@kept=$$(mktemp) && trap 'rm -f "$$kept"' EXIT && cp $(PAGE) "$$kept" && $(MAKE) --no-print-directory web && \
+	if cmp -s "$$kept" $(PAGE); then echo 'make web-check: the committed page is what web/ builds.'; \
+	else echo '$(PAGE) is not what web/ builds: the new build now stands in its place, look at it and commit it.' >&2; exit 1; fi
+
+bench: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/trunk.py $(if $(PEER),--peer-python $(PEER))
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis web/node_modules
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.so' -delete
+
+# setuptools comes first, and the package is then built with it and not in an isolated environment: a change to
+# pyproject.toml or to the C kernel reinstalls without asking the index again.
+$(READY): pyproject.toml constraints.txt $(wildcard src/ulpscope/numerics/*.c)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || \
+	{ echo 'ulpscope needs Python 3.10 or newer, and "$(PYTHON)" is not: name another one with make PYTHON=python3.12' >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
+	{ echo 'The environment .venv could not be made with "$(PYTHON) -m venv": on Debian and Ubuntu, install python3-venv.' >&2; exit 1; }
+	@echo 'Setting up .venv (the first time takes some minutes; details in $(LOG))'
+	@{ $(BIN)/pip install --disable-pip-version-check -c constraints.txt setuptools wheel && \
+	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,torch]'; } > $(LOG) 2>&1 || \
+	{ echo 'pip could not install the packages that constraints.txt names: check the network, the proxy and the index that pip asks (pip config list), then run make again; all that pip said is in $(LOG).' >&2; exit 1; }
+	@touch $@

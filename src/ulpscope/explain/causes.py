@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All explanations in order of cause, and how they are asked: step by step, the first that answers settles a rank.
+
+Once a step has a fault, nothing later is blamed. Of several ranks the one that diverges first is blamed; ranks with the same
+culprit join its finding, and a collective call is blamed only if no rank has another cause.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from ulpscope.explain.arguments import explain_arguments
+from ulpscope.explain.batch import explain_batch
+from ulpscope.explain.contributing import explain_backward, explain_forward
+from ulpscope.explain.contributions import with_contributions
+from ulpscope.explain.coverage import Coverage, explain_coverage
+from ulpscope.explain.entering import explain_entering
+from ulpscope.explain.missing import explain_missing
+from ulpscope.explain.optimizer import explain_optimizer
+from ulpscope.explain.parameters import explain_parameters
+from ulpscope.explain.remarks import remark_on_arguments, remark_on_missing, remark_on_parameters, remark_on_rng
+from ulpscope.explain.rng import explain_rng
+from ulpscope.explain.views import StepView, first_divergence
+from ulpscope.explain.wording import count, listed
+from ulpscope.model import Finding, JudgedCall, RunInfo
+
+__all__ = ["EXPLANATIONS", "explain"]
+
+Explanation: TypeAlias = Callable[[StepView], Finding | None]
+
+EXPLANATIONS: tuple[Explanation, ...] = (
+    explain_batch,
+    explain_rng,
+    explain_parameters,
+    explain_arguments,
+    explain_missing,
+    explain_entering,
+    explain_forward,
+    explain_backward,
+    explain_optimizer,
+)
+_REMARKS = (remark_on_rng, remark_on_parameters, remark_on_arguments, remark_on_missing)
+
+
+def explain(
+    judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, coverage: Coverage | None = None
+) -> tuple[tuple[JudgedCall, ...], tuple[Finding, ...]]:
+    """The calls with their contributions, and the findings: causes first, then what is merely worth knowing."""
+    views = _views(judged, subject, reference)
+    calls = tuple(call for view in views for call in view.calls)
+    findings = [_with_consequences(fault, calls) for fault in _first_faults(views)]
+    for remark in _REMARKS:
+        findings += [note for note in remark(views) if note.kind not in {fault.kind for fault in findings if fault.level == "fault"}]
+    findings += explain_coverage(calls, coverage or Coverage())
+    return calls, tuple(findings)
+
+
+def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo) -> list[StepView]:
+    parts: defaultdict[tuple[int, int], list[JudgedCall]] = defaultdict(list)
+    for call in judged:
+        record = call.pair.record
+        parts[record.step, record.rank].append(call)
+    last: dict[int, StepView] = {}
+    views: list[StepView] = []
+    for step, rank in sorted(parts):
+        calls = with_contributions(parts[step, rank])
+        view = StepView(
+            rank=rank,
+            step=step,
+            calls=calls,
+            subject=subject,
+            reference=reference,
+            divergence=first_divergence(calls),
+            previous=last.get(rank),
+        )
+        last[rank] = view
+        views.append(view)
+    return views
+
+
+def _first_faults(views: Sequence[StepView]) -> list[Finding]:
+    for step in sorted({view.step for view in views}):
+        found = [(priority, finding) for view in views if view.step == step for priority, finding in _ask(view)]
+        if found:
+            return [_merge_ranks(found)]
+    return []
+
+
+def _ask(view: StepView) -> list[tuple[tuple[bool, bool, int], Finding]]:
+    """The first answer for one rank, with what it is ranked by among ranks."""
+    for explanation in EXPLANATIONS:
+        finding = explanation(view)
+        if finding is not None:
+            is_before_calls = finding.phase == "start"
+            return [((not is_before_calls, _is_collective(finding), finding.order or 0), finding)]
+    return []
+
+
+def _is_collective(finding: Finding) -> bool:
+    return finding.call.startswith(("distributed.", "c10d", "_c10d", "torch.distributed."))
+
+
+def _merge_ranks(found: Sequence[tuple[tuple[bool, bool, int], Finding]]) -> Finding:
+    _, first = min(found, key=lambda one: one[0])
+    culprit = (first.kind, first.module, first.call, first.slot)
+    others = [finding for _, finding in found if finding is not first]
+    same = [str(one.rank) for one in others if (one.kind, one.module, one.call, one.slot) == culprit]
+    rest = [f"rank {one.rank} from {one.module or one.call}" for one in others if str(one.rank) not in same]
+    lines = [f"also on rank{'s' if len(same) > 1 else ''} {', '.join(same)}"] if same else []
+    lines += [f"other ranks diverge later or elsewhere: {listed(rest)}"] if rest else []
+    return replace(first, evidence=(*first.evidence, *lines))
+
+
+def _with_consequences(fault: Finding, calls: Sequence[JudgedCall]) -> Finding:
+    """Adds how much of the rest follows from the fault."""
+    where = (fault.step, fault.rank, fault.order, fault.phase)
+    rest = [call for call in calls if call.level == "differs" and _where(call) != where]
+    inherited = [call for call in rest if call.contribution != "contributed" and call.pair.record.phase != "start"]
+    own = [call for call in rest if call.contribution == "contributed" and call.pair.record.phase != "start"]
+    lines = [f"{count(len(inherited), 'later difference')} {'is' if len(inherited) == 1 else 'are'} inherited"] if inherited else []
+    if own:
+        names = list(dict.fromkeys(call.pair.record.call.short for call in own))
+        lines.append(f"{count(len(own), 'other call')} on agreeing inputs {'errs' if len(own) == 1 else 'err'} too: {listed(names)}")
+    return replace(fault, evidence=(*fault.evidence, *lines))
+
+
+def _where(call: JudgedCall) -> tuple[int, int, int, str]:
+    record = call.pair.record
+    return record.step, record.rank, record.order, record.phase

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls made a difference, and which only passed one on.
+
+contributed  what entered agrees, what was made does not
+inherited    what entered differs, and explains what was made
+amplified    what was made differs by more than what entered explains, but what entered is not clean: not blamed
+masked       what entered differs, what was made agrees
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+
+from ulpscope.model import CallRecord, Contribution, JudgedCall, JudgedSlot
+
+__all__ = ["entered", "is_beyond", "made", "with_contributions"]
+
+
+def with_contributions(calls: Iterable[JudgedCall]) -> list[JudgedCall]:
+    """The calls of one rank and step with `contribution` set; a backward call looks at its forward call too."""
+    forward: dict[Hashable, JudgedCall] = {}
+    settled: list[JudgedCall] = []
+    for call in calls:
+        record = call.pair.record
+        if record.phase == "forward":
+            forward[_key(record)] = call
+        behind = forward.get(_key(record)) if record.phase == "backward" else None
+        settled.append(replace(call, contribution=_contribution(call, behind.slots if behind else ())))
+    return settled
+
+
+def entered(call: JudgedCall) -> list[JudgedSlot]:
+    return [slot for slot in call.slots if call.pair.record.receives(slot.pair.slot)]
+
+
+def made(call: JudgedCall) -> list[JudgedSlot]:
+    return [slot for slot in call.slots if not call.pair.record.receives(slot.pair.slot)]
+
+
+def is_beyond(slot: JudgedSlot) -> bool:
+    """Whether a slot differs by more than what entered its call explains."""
+    return slot.verdict.level == "differs" and (slot.verdict.multiple is None or slot.verdict.multiple > 1)
+
+
+def _key(record: CallRecord) -> Hashable:
+    return record.level, record.call, record.module
+
+
+def _contribution(call: JudgedCall, behind: Sequence[JudgedSlot]) -> Contribution:
+    if call.level == "unmatched" and (call.pair.subject is None or call.pair.reference is None):
+        return "unmatched"
+    given, results = [*entered(call), *behind], made(call)
+    is_given_bad = any(slot.verdict.level == "differs" for slot in given)
+    if any(is_beyond(slot) for slot in results):
+        return "contributed" if not is_given_bad else "amplified" if call.multiple is not None else "inherited"
+    if is_given_bad:
+        return "inherited" if not results or any(slot.verdict.level == "differs" for slot in results) else "masked"
+    if any(slot.verdict.rule == "amplified" for slot in results):
+        return "amplified"
+    return "unknown" if any(slot.verdict.level == "unmeasured" for slot in call.slots) else "clean"

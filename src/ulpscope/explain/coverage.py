@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the comparison did not or could not look at. Nothing here is a fault, and nothing is left unsaid."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ulpscope.explain.wording import at_place, count, listed
+from ulpscope.model import DType, Finding, JudgedCall, LedgerEntry
+
+__all__ = ["Coverage", "explain_coverage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What is known besides the judged calls: parts on one side only, steps that were never closed, both ledgers,
+    and the format that a side's matrix products round to."""
+
+    notes: tuple[str, ...] = ()
+    operands: DType | None = None
+    incomplete: tuple[str, ...] = ()
+    ledgers: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
+
+
+def explain_coverage(calls: Sequence[JudgedCall], coverage: Coverage) -> list[Finding]:
+    findings = [_precision_note(coverage.operands)] if coverage.operands else []
+    findings += [_note(text) for text in coverage.notes]
+    if coverage.incomplete:
+        findings.append(_note(f"{count(len(coverage.incomplete), 'step')} not closed by the writer: {listed(coverage.incomplete)}"))
+    findings += [_ledger_note(side, entries) for side, entries in coverage.ledgers.items() if entries]
+    return findings + _unmeasured_notes(calls)
+
+
+def _note(headline: str, evidence: Sequence[str] = ()) -> Finding:
+    return Finding(level="note", kind="coverage", headline=headline, evidence=tuple(evidence))
+
+
+def _precision_note(operands: DType) -> Finding:
+    names = "float16 or TF32" if operands.name == "float16" else operands.name
+    return Finding(
+        level="note",
+        kind="precision",
+        headline=f"matrix products of one side compute with about {operands.mantissa + 1} significant bits ({names} operands)",
+        evidence=("every product on equal inputs differs by what such operands give; products are judged by that",),
+        next="for full precision set torch.set_float32_matmul_precision('highest'), or the like of the device, on both sides",
+    )
+
+
+def _ledger_note(side: str, entries: Sequence[LedgerEntry]) -> Finding:
+    total = sum(entry.count for entry in entries)
+    lines = [f"could not {entry.what}: {entry.why}" + (f" ({entry.count} times)" if entry.count > 1 else "") for entry in entries[:5]]
+    return _note(f"recording the {side} left {count(total, 'thing')} out", lines)
+
+
+def _unmeasured_notes(calls: Sequence[JudgedCall]) -> list[Finding]:
+    slots = [slot for call in calls for slot in call.slots]
+    reasons = Counter(slot.verdict.reason for slot in slots if slot.verdict.level == "unmeasured")
+    if not reasons:
+        return []
+    lines = [f"{many}: {reason}" for reason, many in reasons.most_common(3)]
+    total = reasons.total()
+    first = next((call for call in calls if call.contribution == "unknown" and _is_first_bitwise(call)), None)
+    if first is not None:
+        record = first.pair.record
+        lines.insert(
+            0,
+            f"first made bitwise on agreeing inputs by {record.name} ({record.phase}), {at_place(record)}",
+        )
+    return [
+        _note(f"{total} of {count(len(slots), 'slot')} could not be measured; record with keep statistics or tensors for numbers", lines)
+    ]
+
+
+def _is_first_bitwise(call: JudgedCall) -> bool:
+    given = [slot.verdict.level for slot in call.slots if call.pair.record.receives(slot.pair.slot)]
+    made = [slot for slot in call.slots if not call.pair.record.receives(slot.pair.slot)]
+    return all(level == "same" for level in given) and any("differs bitwise" in slot.verdict.reason for slot in made)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between the runs and leads to nothing beyond rounding: said once, for all calls together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ulpscope.explain.missing import lone_text
+from ulpscope.explain.rng import rng_differences
+from ulpscope.explain.views import StepView
+from ulpscope.explain.wording import count, listed, slot_text
+from ulpscope.model import Finding, JudgedCall
+
+__all__ = ["remark_on_arguments", "remark_on_missing", "remark_on_parameters", "remark_on_rng"]
+
+
+def remark_on_rng(views: Sequence[StepView]) -> list[Finding]:
+    view = next((view for view in views if rng_differences(view)), None)
+    if view is None:
+        return []
+    names = ", ".join(one.what for one in rng_differences(view))
+    headline = f"random generators differ at the start of step {view.step}, rank {view.rank}: {names}"
+    return [Finding(level="note", kind="rng", headline=headline, step=view.step, rank=view.rank)]
+
+
+def remark_on_parameters(views: Sequence[StepView]) -> list[Finding]:
+    """Parameters that are not the same bits at the very start, but within rounding."""
+    for view in views:
+        slots = [slot for call in view.state("state.parameters") for slot in call.slots]
+        near = [slot_text(slot.pair.slot) for slot in slots if slot.verdict.level == "rounding"]
+        lone = [slot_text(slot.pair.slot) for slot in slots if slot.verdict.level == "unmatched"]
+        texts = [(near, "differ within rounding")] if view.previous is None else []
+        found = [
+            f"{count(len(names), 'parameter or buffer')} {what}: {listed(names)}"
+            for names, what in [*texts, (lone, "on one side only")]
+            if names
+        ]
+        if found:
+            return [
+                Finding(
+                    level="note", kind="parameters", headline=f"{text}, step {view.step}, rank {view.rank}", step=view.step, rank=view.rank
+                )
+                for text in found
+            ]
+    return []
+
+
+def remark_on_arguments(views: Sequence[StepView]) -> list[Finding]:
+    groups: defaultdict[str, list[JudgedCall]] = defaultdict(list)
+    examples: dict[str, str] = {}
+    for call in _calls(views):
+        for one in call.differences:
+            kind = one.what.partition(" of ")[0]
+            if not groups[kind] or groups[kind][-1] is not call:
+                groups[kind].append(call)
+            examples.setdefault(kind, f"{call.pair.record.name}: {one.what}: {one.subject} against {one.reference}")
+    if not groups:
+        return []
+    calls = {id(call) for members in groups.values() for call in members}
+    lines = [f"{kind} in {count(len(members), 'call')}, first {examples[kind]}" for kind, members in groups.items()]
+    return [
+        Finding(
+            level="note",
+            kind="arguments",
+            headline=f"{count(len(calls), 'call')} differ in arguments, dtypes, strides or modes",
+            evidence=tuple(lines[:6]),
+        )
+    ]
+
+
+def remark_on_missing(views: Sequence[StepView]) -> list[Finding]:
+    lone = [call for call in _calls(views) if call.contribution == "unmatched"]
+    again = [call for call in lone if call.pair.record.recompute]
+    lone = [call for call in lone if not call.pair.record.recompute]
+    findings = []
+    if lone:
+        findings.append(Finding(level="note", kind="calls", headline=lone_text(lone)))
+    if again:
+        findings.append(
+            Finding(
+                level="note",
+                kind="calls",
+                headline=f"{count(len(again), 'recomputed call')} on one side only: activation checkpointing differs",
+            )
+        )
+    return findings
+
+
+def _calls(views: Sequence[StepView]) -> list[JudgedCall]:
+    return [call for view in views for call in view.calls if call.pair.record.phase != "start"]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an explanation looks at: the judged calls of one rank and step, and the first of them that diverges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ulpscope.explain.contributions import entered, is_beyond, made
+from ulpscope.model import JudgedCall, JudgedSlot, RunInfo
+
+__all__ = ["Divergence", "StepView", "first_divergence", "worst"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The first call, in execution order, that is not clean.
+
+    `contributed`: the call made the difference. `entered`: the difference comes in, and no call before it made it;
+    `lone` are the calls just before that only one side has.
+    """
+
+    how: Literal["contributed", "entered"]
+    call: JudgedCall
+    slot: JudgedSlot
+    lone: tuple[JudgedCall, ...] = ()
+    is_first_call: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """One rank and step. `divergence` is None where every call is clean."""
+
+    rank: int
+    step: int
+    calls: Sequence[JudgedCall]
+    subject: RunInfo
+    reference: RunInfo
+    divergence: Divergence | None = None
+    previous: StepView | None = None
+
+    def state(self, op: str) -> list[JudgedCall]:
+        return [call for call in self.calls if call.pair.record.phase == "start" and call.pair.record.call.op == op]
+
+    @property
+    def leads_to_difference(self) -> bool:
+        """Whether a call diverges; also where no call was recorded that could tell."""
+        return self.divergence is not None or all(call.pair.record.phase == "start" for call in self.calls)
+
+
+def worst(slots: Sequence[JudgedSlot]) -> JudgedSlot | None:
+    """The slot with the largest multiple among those that differ."""
+    differing = [slot for slot in slots if slot.verdict.level == "differs"]
+    return max(differing, key=lambda slot: slot.verdict.multiple or 0.0, default=None)
+
+
+def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
+    lone: list[JudgedCall] = []
+    is_first_call = True
+    for at, call in enumerate(calls):
+        record = call.pair.record
+        if record.phase == "start":
+            continue
+        if call.contribution == "unmatched":
+            if not record.recompute:
+                lone = [call] if not lone or calls[at - 1] is not lone[-1] else [*lone, call]
+            continue
+        slot = worst(entered(call))
+        if slot is not None:
+            return Divergence(how="entered", call=call, slot=slot, lone=tuple(lone), is_first_call=is_first_call)
+        if call.contribution == "contributed":
+            call = _innermost(call, calls)
+            slot = worst([slot for slot in made(call) if is_beyond(slot)])
+            assert slot is not None, "a contributing call has a slot that differs"
+            return Divergence(how="contributed", call=call, slot=slot)
+        is_first_call = is_first_call and not made(call)
+    return None
+
+
+def _innermost(blamed: JudgedCall, calls: Sequence[JudgedCall]) -> JudgedCall:
+    """The contributing call inside a module that was recorded before its own calls; else the call itself."""
+    record = blamed.pair.record
+    if record.level != "module":
+        return blamed
+    inside = (
+        call
+        for call in calls
+        if call.contribution == "contributed"
+        and call.pair.record.level != "module"
+        and call.pair.record.phase == record.phase
+        and (f"{call.pair.record.module}.".startswith(f"{record.module}.") or not record.module)
+    )
+    return next(inside, blamed)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences of findings: what differs, by how much, where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isfinite, isinf
+
+from ulpscope.explain.contributions import entered
+from ulpscope.model import (
+    CallRecord,
+    Finding,
+    FindingLevel,
+    JudgedCall,
+    JudgedSlot,
+    Slot,
+    SummaryMeasurement,
+    TensorMeasurement,
+    TensorRecord,
+)
+
+__all__ = [
+    "at_place",
+    "call_text",
+    "count",
+    "difference_line",
+    "differences_lines",
+    "finding_at",
+    "inputs_line",
+    "listed",
+    "number",
+    "record_again",
+    "slot_text",
+]
+
+
+def number(value: float) -> str:
+    """Three digits; exponents without padding."""
+    if not isfinite(value):
+        return "NaN" if value != value else "inf" if value > 0 else "-inf"
+    text = f"{value:.3g}"
+    mantissa, mark, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if mark else text
+
+
+def times(multiple: float) -> str:
+    return f"{multiple:.0f}x" if 10 <= multiple < 1e5 else f"{number(multiple)}x"
+
+
+def count(many: int, noun: str) -> str:
+    return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
+
+
+def listed(texts: Sequence[str], limit: int = 4) -> str:
+    shown = ", ".join(texts[:limit])
+    return f"{shown} and {len(texts) - limit} more" if len(texts) > limit else shown
+
+
+def slot_text(slot: Slot) -> str:
+    """`output 0`, `parameter layers.0.weight`."""
+    return str(slot).replace(".", " ", 1)
+
+
+def call_text(record: CallRecord, slot: Slot | None = None) -> str:
+    """`layers.1.mlp  gelu (call 1, forward, output 0)`."""
+    what = [f"call {record.call.index}", record.phase + (", recomputed" if record.recompute else "")]
+    if slot is not None:
+        what.append(slot_text(slot))
+    return f"{record.module + '  ' if record.module else ''}{record.call.short} ({', '.join(what)})"
+
+
+def at_place(record: CallRecord) -> str:
+    return f"step {record.step}, rank {record.rank}"
+
+
+def finding_at(
+    level: FindingLevel, kind: str, headline: str, call: JudgedCall, slot: JudgedSlot | None, evidence: Iterable[str], advice: str = ""
+) -> Finding:
+    """A finding that points at a call."""
+    record = call.pair.record
+    return Finding(
+        level=level,
+        kind=kind,
+        headline=headline,
+        step=record.step,
+        rank=record.rank,
+        phase=record.phase,
+        module=record.module,
+        call=str(record.call),
+        slot=str(slot.pair.slot) if slot else "",
+        source=record.source,
+        evidence=tuple(evidence),
+        next=advice,
+        stack=record.stack,
+        order=record.order,
+    )
+
+
+def difference_line(slot: JudgedSlot) -> str:
+    """How far apart a slot is, against what is allowed, and where it is worst."""
+    name, measurement = slot_text(slot.pair.slot), slot.measurement
+    if isinstance(measurement, TensorMeasurement):
+        parts = [_nonfinite(measurement, slot) or f"{name} differs by {number(measurement.distance)} of its size{_against(slot)}"]
+        if measurement.worst_index is not None and measurement.worst_subject is not None and measurement.worst_reference is not None:
+            values = f"{number(measurement.worst_subject)} against {number(measurement.worst_reference)}"
+            parts.append(f"worst at {list(measurement.worst_index)}: {values}")
+        return "; ".join(parts)
+    if isinstance(measurement, SummaryMeasurement):
+        text = f"{name} differs by at least {number(measurement.distance)} of its size (only statistics were kept){_against(slot)}"
+        return "; ".join([text, *_statistics(slot.pair.subject, slot.pair.reference)])
+    return f"{name}: {slot.verdict.reason}"
+
+
+def inputs_line(call: JudgedCall) -> str:
+    """The state of what entered a call."""
+    slots = entered(call)
+    levels = {slot.verdict.level for slot in slots}
+    what = "gradients that enter" if call.pair.record.phase == "backward" else "inputs"
+    if not slots:
+        return f"no {what} were recorded"
+    if levels == {"same"}:
+        return f"{what} agree bitwise"
+    if levels <= {"same", "rounding"}:
+        largest = max((slot.verdict.multiple or 0.0 for slot in slots), default=0.0)
+        return f"{what} agree within rounding ({number(largest)}x)"
+    if "differs" in levels:
+        return f"{what} differ already"
+    return f"not all {what} could be compared"
+
+
+def differences_lines(call: JudgedCall, limit: int = 4) -> list[str]:
+    lines = [f"{one.what}: {one.subject} against {one.reference}" for one in call.differences]
+    return lines[:limit] + ([f"and {len(lines) - limit} more"] if len(lines) > limit else [])
+
+
+def record_again(record: CallRecord) -> str:
+    """The advice for a call that is to be looked at closely."""
+    return f"record this call's values on both sides: ulpscope run --keep tensors --select '{record.name}' ..."
+
+
+def _against(slot: JudgedSlot) -> str:
+    multiple = slot.verdict.multiple
+    if multiple is None or isinf(multiple) or not slot.pair.subject:
+        return ""
+    return f", {times(multiple)} what {slot.pair.subject.dtype} rounding explains"
+
+
+def _nonfinite(measurement: TensorMeasurement, slot: JudgedSlot) -> str:
+    if not measurement.num_nan_disagree and not measurement.num_inf_disagree:
+        return ""
+    counts = [(measurement.num_nan_disagree, "NaN"), (measurement.num_inf_disagree, "infinities")]
+    places = " and ".join(f"{many} {what}" for many, what in counts if many)
+    return f"{slot_text(slot.pair.slot)} has {places} where the other side has none"
+
+
+def _statistics(subject: TensorRecord | None, reference: TensorRecord | None) -> list[str]:
+    if subject is None or reference is None or subject.summary is None or reference.summary is None:
+        return []
+    pairs = [(name, getattr(subject.summary, name), getattr(reference.summary, name)) for name in ("max", "min", "mean", "rms", "num_nan")]
+    return [
+        f"{name} {number(ours)} against {number(theirs)}" for name, ours, theirs in pairs if None not in (ours, theirs) and ours != theirs
+    ][:2]

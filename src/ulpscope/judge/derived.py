@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule set `derived`: a slot differs when it is farther apart than the arithmetic of its call explains.
+
+allowed = rounding units of the dtype + 8 times the distance of the call's inputs, scaled by what the result was summed from.
+"""
+
+from __future__ import annotations
+
+from math import inf, isfinite, prod
+
+from ulpscope.judge.allowances import Allowance
+from ulpscope.judge.sizes import dtypes_of, is_coherent, is_equal
+from ulpscope.judge.thresholds import threshold
+from ulpscope.model import (
+    FingerprintMeasurement,
+    Measurement,
+    NotMeasured,
+    SlotPair,
+    SummaryMeasurement,
+    TensorMeasurement,
+    TensorRecord,
+    Undefined,
+    Verdict,
+)
+
+__all__ = ["derived", "verdict_without_numbers"]
+
+
+def derived(pair: SlotPair, measurement: Measurement, allowance: Allowance) -> Verdict:
+    settled = verdict_without_numbers("derived", pair, measurement)
+    if settled is not None:
+        return settled
+    assert isinstance(measurement, (TensorMeasurement, SummaryMeasurement))
+    if not any(one.is_floating for one in dtypes_of(pair)):
+        return _exact(measurement, allowance)
+    if allowance.is_given:
+        return _given(measurement, allowance)
+    return _made(pair, measurement, allowance)
+
+
+def verdict_without_numbers(rule: str, pair: SlotPair, measurement: Measurement) -> Verdict | None:
+    """What is settled before any yardstick is needed; None where one is."""
+    if pair.subject is None or pair.reference is None:
+        return Verdict("unmatched", rule, f"only the {'reference' if pair.subject is None else 'subject'} has this slot")
+    if is_equal(measurement):
+        return Verdict("same", rule, "agrees bitwise", 0.0)
+    if pair.subject.shape != pair.reference.shape:
+        return _other_shape(rule, pair.subject, pair.reference)
+    if isinstance(measurement, NotMeasured):
+        return Verdict("unmeasured", rule, measurement.reason)
+    if isinstance(measurement, FingerprintMeasurement):
+        return Verdict("unmeasured", rule, "differs bitwise, size unknown: only fingerprints were kept")
+    return None
+
+
+def _other_shape(rule: str, subject: TensorRecord, reference: TensorRecord) -> Verdict:
+    reason = f"shapes differ: {list(subject.shape)} and {list(reference.shape)}"
+    if subject.fingerprint is not None and (subject.fingerprint, subject.dtype) == (reference.fingerprint, reference.dtype):
+        return Verdict("same", rule, f"{reason}, the values agree bitwise", 0.0)
+    if prod(subject.shape) == prod(reference.shape):
+        return Verdict("unmeasured", rule, f"{reason}, with as many elements")
+    return Verdict("differs", rule, reason, inf)
+
+
+def _exact(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> Verdict:
+    if allowance.is_known_honest:
+        return Verdict("rounding", "exact", "flipped where the inputs of the call that made it differ", 0.0)
+    if allowance.is_given or not allowance.entering:
+        return Verdict("differs", "exact", "integers and booleans have to agree exactly where the inputs do", inf)
+    if not isinstance(measurement, TensorMeasurement) or not isfinite(allowance.entering):
+        return Verdict("rounding" if allowance.inputs_agree else "differs", "exact", "the inputs differ, so integers may flip", 0.0)
+    free = threshold("flips") + threshold("flip_share") * allowance.entering * measurement.numel
+    multiple = measurement.num_different / free
+    level = "differs" if multiple > 1 or not allowance.inputs_agree else "rounding"
+    return Verdict(level, "exact", f"{measurement.num_different} of {measurement.numel} elements flip", multiple)  # type: ignore[arg-type]
+
+
+def _given(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> Verdict:
+    limit = allowance.units + threshold("amplification") * allowance.drift
+    multiple = _ratio(measurement.distance, limit)
+    if allowance.is_known_honest:
+        return Verdict("rounding", "derived", "made by a call that erred within its allowance", min(multiple, 1.0))
+    if multiple <= 1:
+        return Verdict("rounding", "derived", f"within what calls before it explain{_bound(measurement)}", multiple)
+    return Verdict("differs", "derived", f"{multiple:.3g}x what calls before it explain{_bound(measurement)}", multiple)
+
+
+def _made(pair: SlotPair, measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> Verdict:
+    multiple = _ratio(*_error_and_limit(measurement, allowance))
+    if multiple > 1 and allowance.can_flip and allowance.entering:
+        multiple = min(multiple, _flip_multiple(measurement, allowance))
+    if 1 < multiple <= threshold("amplified") and allowance.entering and allowance.inputs_agree and not is_coherent(measurement):
+        return Verdict("rounding", "amplified", f"{multiple:.3g}x what is allowed: magnifies the difference of its inputs", multiple)
+    if multiple > 1:
+        what = "rounding explains" if not allowance.entering else "rounding and the difference of its inputs explain"
+        return Verdict("differs", "derived", f"{multiple:.3g}x what {what}{_bound(measurement)}", multiple)
+    if allowance.inputs_agree:
+        return Verdict("rounding", "derived", f"{multiple:.3g}x what rounding explains{_bound(measurement)}", multiple)
+    if measurement.distance <= allowance.units + threshold("amplification") * allowance.drift:
+        return Verdict("rounding", "derived", f"agrees although its inputs differ{_bound(measurement)}", multiple)
+    return Verdict("differs", "derived", f"no more than the difference of its inputs explains{_bound(measurement)}", multiple)
+
+
+def _error_and_limit(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> tuple[float, float]:
+    """Absolute where the sizes are known, else relative to the reference."""
+    amplification = threshold("amplification")
+    limit = _limit(allowance)
+    if isinstance(measurement, TensorMeasurement):
+        if measurement.num_nan_disagree or measurement.num_inf_disagree:
+            return inf, limit
+        if not isinstance(measurement.rms_error, Undefined) and not isinstance(measurement.max_abs, Undefined) and limit:
+            return max(measurement.rms_error, measurement.max_abs / threshold("peak")), limit
+    relative = allowance.units + amplification * allowance.entering
+    return measurement.distance, max(relative, limit / allowance.size if allowance.size else 0.0)
+
+
+def _limit(allowance: Allowance) -> float:
+    return allowance.units * allowance.terms + threshold("amplification") * allowance.carried + allowance.narrowed
+
+
+def _flip_multiple(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> float:
+    """Judged by the mean error, which a few jumps hardly move."""
+    if not isinstance(measurement, TensorMeasurement) or measurement.num_nan_disagree or measurement.num_inf_disagree:
+        return inf
+    mean, largest = measurement.mean_abs, measurement.max_abs
+    if isinstance(mean, Undefined) or isinstance(largest, Undefined):
+        return inf
+    jumped = threshold("flips") * largest / max(measurement.numel, 1)
+    return _ratio(max(mean - jumped, 0.0), _limit(allowance))
+
+
+def _ratio(value: float, limit: float) -> float:
+    if limit == inf or value == 0:
+        return 0.0
+    return value / limit if limit > 0 else inf
+
+
+def _bound(measurement: TensorMeasurement | SummaryMeasurement) -> str:
+    return "" if isinstance(measurement, TensorMeasurement) else " (a lower bound: only statistics were kept)"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between two calls besides the values of their tensors. Devices are expected to differ and are left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ulpscope.model import ArgumentDifference, Arguments, CallRecord, Pair
+
+__all__ = ["argument_differences"]
+
+_ABSENT = "not given"
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|meta|privateuseone|privateuse1)(:\d+)?")
+_LIMIT = 120
+
+
+def argument_differences(pair: Pair) -> tuple[ArgumentDifference, ...]:
+    """Arguments, dtypes, strides, requires_grad and modes that differ; nothing where a side is missing."""
+    if pair.subject is None or pair.reference is None:
+        return ()
+    return (*_arguments(pair.subject, pair.reference), *_tensors(pair), *_modes(pair.subject, pair.reference))
+
+
+def _arguments(subject: CallRecord, reference: CallRecord) -> Iterator[ArgumentDifference]:
+    if subject.call.op != reference.call.op:
+        yield ArgumentDifference("operation", subject.call.op, reference.call.op)
+    if subject.arguments is None or reference.arguments is None:
+        return
+    ours, theirs = _named(subject.arguments), _named(reference.arguments)
+    same = {name for name in ours if name in theirs and ours[name] == theirs[name]}
+    ours = {name: text for name, text in ours.items() if name not in same}
+    theirs = {name: text for name, text in theirs.items() if name not in same}
+    _drop_passed_otherwise(ours, theirs)
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        yield ArgumentDifference(name, ours.get(name, _ABSENT), theirs.get(name, _ABSENT))
+
+
+def _named(arguments: Arguments) -> dict[str, str]:
+    """Each argument as a text, positional ones under their position; what is a tensor or a device says only so."""
+    named: dict[str, Any] = {f"argument {at}": value for at, value in enumerate(arguments.args)}
+    named.update(arguments.kwargs or {})
+    return {name: _text(value) for name, value in named.items()}
+
+
+def _drop_passed_otherwise(ours: dict[str, str], theirs: dict[str, str]) -> None:
+    """The same value by position here and by keyword there is no difference."""
+    for name, text in list(ours.items()):
+        other = next((key for key, value in theirs.items() if value == text and _is_positional(key) != _is_positional(name)), None)
+        if other is not None:
+            del ours[name], theirs[other]
+
+
+def _is_positional(name: str) -> bool:
+    return name.startswith("argument ")
+
+
+def _text(value: Any) -> str:
+    text = _ADDRESS.sub("0x", repr(_comparable(value)))
+    return text if len(text) <= _LIMIT else text[: _LIMIT - 3] + "..."
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, dict):
+        for special, stands_for in (("$tensor", "tensor"), ("$device", "device")):
+            if special in value:
+                return stands_for
+        for special in ("$tuple", "$size", "$dtype", "$memory_format", "$layout", "$int"):
+            if special in value:
+                return _comparable(value[special])
+        return {key: _comparable(part) for key, part in value.items()}
+    if isinstance(value, str) and _DEVICE.fullmatch(value):
+        return "device"
+    if isinstance(value, (list, tuple)):
+        return [_comparable(part) for part in value]
+    return value
+
+
+def _tensors(pair: Pair) -> Iterator[ArgumentDifference]:
+    for slot in pair.slots:
+        one, other = slot.subject, slot.reference
+        if one is None or other is None:
+            continue
+        if one.dtype != other.dtype:
+            yield ArgumentDifference(f"dtype of {slot.slot}", one.dtype, other.dtype)
+        if one.shape != other.shape:
+            yield ArgumentDifference(f"shape of {slot.slot}", str(list(one.shape)), str(list(other.shape)))
+        elif one.strides is not None and other.strides is not None and _significant(one) != _significant(other):
+            yield ArgumentDifference(f"strides of {slot.slot}", str(list(one.strides)), str(list(other.strides)))
+        if one.requires_grad != other.requires_grad and one.device and other.device:
+            yield ArgumentDifference(f"requires_grad of {slot.slot}", str(one.requires_grad), str(other.requires_grad))
+
+
+def _significant(record: Any) -> list[int]:
+    """Strides of the dimensions that have more than one element; the others mean nothing."""
+    return [stride for stride, length in zip(record.strides, record.shape, strict=False) if length > 1]
+
+
+def _modes(subject: CallRecord, reference: CallRecord) -> Iterator[ArgumentDifference]:
+    if subject.modes is None or reference.modes is None:
+        return
+    for name in ("autocast", "grad", "inference", "training", "deterministic"):
+        ours, theirs = getattr(subject.modes, name), getattr(reference.modes, name)
+        if name == "autocast":
+            ours, theirs = _autocast(ours), _autocast(theirs)
+        if ours != theirs:
+            yield ArgumentDifference(f"mode {name}", str(ours), str(theirs))
+
+
+def _autocast(mode: str | None) -> str | None:
+    """The dtype without the device it is for: `bfloat16` of `cuda:bfloat16`."""
+    return mode.rpartition(":")[2] if mode else mode

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that enters a call, and how far apart it is on the two sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ulpscope.judge.conditioning import Scale, narrowed_error, scale_backward, scale_forward, scale_plain
+from ulpscope.judge.sizes import Size, dtypes_of, size_of
+from ulpscope.judge.trail import Trail
+from ulpscope.model import DTYPES, CallRecord, DType, JudgedSlot, Pair, Slot
+
+__all__ = ["Entering", "coarsest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entering:
+    """`given` are the sizes of what the record receives; for a backward record `inputs` and `results` are those of its forward call."""
+
+    given: Sequence[Size]
+    inputs: dict[tuple[int | str, ...], Size] = field(default_factory=dict)
+    results: Sequence[Size] = ()
+    dtypes: Sequence[DType] = ()
+    agree: bool = True
+    by_path: dict[tuple[int | str, ...], JudgedSlot] = field(default_factory=dict)
+    drift: float = 0.0
+
+    @classmethod
+    def of(cls, pair: Pair, given: Sequence[JudgedSlot], trail: Trail) -> Entering:
+        forward = trail.forward_of(pair.record)
+        behind = forward.slots if forward else ()
+        inputs = [slot for slot in behind if slot.pair.slot.is_input]
+        return cls(
+            given=_sizes(given, trail.drift),
+            inputs={slot.pair.slot.path: size for slot in inputs for size in _sizes([slot], trail.drift)},
+            results=_sizes((slot for slot in behind if slot.pair.slot.role == "output"), trail.drift),
+            dtypes=[*_dtypes([*given, *behind]), *_autocast(pair)],
+            agree=_agree([*given, *behind]),
+            by_path={slot.pair.slot.path: slot for slot in given},
+            drift=trail.drift,
+        )
+
+    def narrowed_to(self, slots: Sequence[JudgedSlot]) -> Entering:
+        """The same with only some slots entering."""
+        return Entering(given=_sizes(slots, self.drift), dtypes=_dtypes(slots), agree=_agree(slots))
+
+    @property
+    def apart(self) -> float:
+        return max((size.distance for size in (*self.given, *self.inputs.values(), *self.results)), default=0.0)
+
+    def scale(self, record: CallRecord, slot: Slot, own: Size) -> Scale:
+        if record.phase == "forward":
+            return scale_forward(record.call, self.given, own)
+        if record.phase == "backward" and self.inputs:
+            return scale_backward(record.call, self.given, list(self.inputs.values()), self.results, self.inputs.get(slot.path), own)
+        return scale_plain(self.given, own)
+
+    def narrowed_error(self, record: CallRecord, own: Size, narrow: DType) -> float:
+        return narrowed_error(record, self.given, list(self.inputs.values()) or self.given, own, narrow)
+
+
+def coarsest(dtypes: Iterable[DType]) -> DType | None:
+    return max((one for one in dtypes if one.is_floating), key=lambda one: one.eps, default=None)
+
+
+def _sizes(slots: Iterable[JudgedSlot], drift: float) -> list[Size]:
+    sizes = (size_of(slot.pair, slot.measurement, slot.verdict.level, drift) for slot in slots)
+    return [size for size in sizes if size is not None]
+
+
+def _dtypes(slots: Iterable[JudgedSlot]) -> list[DType]:
+    return [one for slot in slots for one in dtypes_of(slot.pair)]
+
+
+def _agree(slots: Iterable[JudgedSlot]) -> bool:
+    return all(slot.verdict.level != "differs" for slot in slots)
+
+
+def _autocast(pair: Pair) -> list[DType]:
+    """What a module may have computed in, whatever enters and leaves it."""
+    if pair.record.level != "module":
+        return []
+    modes = [side.modes.autocast for side in (pair.subject, pair.reference) if side is not None and side.modes is not None]
+    return [DTYPES[name] for mode in modes if mode and (name := mode.rpartition(":")[2]) in DTYPES]

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Systemic precision: a side whose matrix products round their operands to a narrower format, in every call.
+
+That is a property of the machine and one finding, not a fault in a thousand calls. It is recognised where products on
+bitwise equal inputs differ by what such operands give (0.8 units of the format, as noise: neither a scale nor a few elements), and
+no such product agrees. Only matrix products and convolutions qualify: a wrong kernel that errs alike in every call does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import sqrt
+
+from ulpscope.judge.conditioning import CONTRACTIONS, plain_name
+from ulpscope.judge.sizes import dtypes_of, is_equal
+from ulpscope.judge.thresholds import threshold
+from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement, Undefined
+
+__all__ = ["FORMATS", "operand_format"]
+
+FORMATS = (DTYPES["float16"], DTYPES["bfloat16"])
+"""Formats of operands, finest first. TF32 has float16's precision and a wider range."""
+
+
+def operand_format(calls: Iterable[JudgedCall]) -> DType | None:
+    """The format that explains how matrix products differ; None where they agree or differ otherwise."""
+    results = [slot for call in calls if _is_telling(call) for slot in call.slots if slot.pair.slot.role == "output"]
+    for narrow in FORMATS:
+        like = sum(_errs_like(slot, narrow) for slot in results)
+        needed = 1 if all(isinstance(slot.measurement, TensorMeasurement) for slot in results) else 2
+        if like >= needed and like >= 0.75 * len(results):
+            return narrow
+    return None
+
+
+def _is_telling(call: JudgedCall) -> bool:
+    """A matrix product in full precision, forward, whose inputs agree bitwise."""
+    record = call.pair.record
+    if record.phase != "forward" or record.level == "module" or plain_name(record.call) not in CONTRACTIONS or record.recompute:
+        return False
+    given = [slot for slot in call.slots if record.receives(slot.pair.slot)]
+    dtypes = [one for slot in call.slots for one in dtypes_of(slot.pair)]
+    return bool(given) and all(is_equal(slot.measurement) for slot in given) and all(one.mantissa >= 23 for one in dtypes)
+
+
+def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
+    unit = narrow.eps / 2
+    low, high = threshold("systemic_low") * unit, threshold("systemic_high") * unit
+    measurement = slot.measurement
+    if isinstance(measurement, SummaryMeasurement):
+        return measurement.equal is not True and 0 < measurement.distance <= high
+    if not isinstance(measurement, TensorMeasurement) or measurement.num_nan_disagree or measurement.num_inf_disagree:
+        return False
+    if isinstance(measurement.rel_l2, Undefined) or isinstance(measurement.cosine, Undefined):
+        return False
+    is_noise = sqrt(max(2 * (1 - measurement.cosine), 0.0)) >= measurement.rel_l2 / 2 and measurement.distance <= 1.5 * measurement.rel_l2
+    return is_noise and low <= measurement.rel_l2 <= high

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large the two sides of a slot are and how far apart: what the allowance of a call is computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isfinite, prod, sqrt
+
+from ulpscope.model import (
+    DTYPES,
+    DType,
+    FingerprintMeasurement,
+    Measurement,
+    NotMeasured,
+    SlotPair,
+    SummaryMeasurement,
+    TensorMeasurement,
+    TensorRecord,
+    Undefined,
+    VerdictLevel,
+)
+
+__all__ = ["Size", "distance", "dtypes_of", "is_coherent", "is_equal", "size_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`rms` is of the larger side, `error` the absolute difference, `distance` the difference over the reference's size."""
+
+    rms: float
+    error: float
+    distance: float
+    numel: int
+    deviation: float = 0.0
+
+
+def is_equal(measurement: Measurement) -> bool:
+    return not isinstance(measurement, NotMeasured) and measurement.equal is True
+
+
+def distance(measurement: Measurement) -> float | None:
+    """How far apart, or None where nothing tells."""
+    if is_equal(measurement):
+        return 0.0
+    if isinstance(measurement, (NotMeasured, FingerprintMeasurement)):
+        return None
+    return measurement.distance
+
+
+def size_of(pair: SlotPair, measurement: Measurement, level: VerdictLevel, at_least: float = 0.0) -> Size | None:
+    """The size of a slot that was judged `level`, or None where nothing tells.
+
+    Integers and booleans that differ are infinitely far apart as an input, since any index is as good as another; a few that flipped
+    within an allowance count as their share. A value judged honest is never farther apart than its own size; statistics give only a lower
+    bound, so there it is taken to be `at_least` as far apart as honest values before it.
+    """
+    apart = distance(measurement)
+    records = [record for record in (pair.subject, pair.reference) if record is not None]
+    if apart is None or not records:
+        return None
+    rms, of_reference = _rms(measurement, pair)
+    if apart and _is_exact(pair):
+        apart = _flip_distance(measurement) if level == "rounding" else inf
+    elif level == "rounding":
+        apart = min(max(apart, at_least) if isinstance(measurement, SummaryMeasurement) else apart, 1.0)
+    error = apart * (of_reference or rms) if isfinite(apart) else inf
+    return Size(rms, error, apart, prod(records[0].shape), _deviation(records, rms))
+
+
+def dtypes_of(pair: SlotPair) -> list[DType]:
+    """The known dtypes of both sides."""
+    return [DTYPES[side.dtype] for side in (pair.subject, pair.reference) if side is not None and side.dtype in DTYPES]
+
+
+def _is_exact(pair: SlotPair) -> bool:
+    known = dtypes_of(pair)
+    return bool(known) and not any(one.is_floating for one in known)
+
+
+def _flip_distance(measurement: Measurement) -> float:
+    """Flipped elements, as if each had changed a value by its own size."""
+    if isinstance(measurement, TensorMeasurement) and measurement.numel:
+        return sqrt(measurement.num_different / measurement.numel)
+    return 1.0
+
+
+def _rms(measurement: Measurement, pair: SlotPair) -> tuple[float, float]:
+    """The larger rms of the two sides, and the reference's."""
+    if isinstance(measurement, TensorMeasurement) and (measurement.rms_subject or measurement.rms_reference):
+        return max(measurement.rms_subject, measurement.rms_reference), measurement.rms_reference
+    found = [_summary_rms(pair.subject), _summary_rms(pair.reference)]
+    return max(found), found[1]
+
+
+def _summary_rms(record: TensorRecord | None) -> float:
+    rms = record.summary.rms if record is not None and record.summary is not None else None
+    return rms if rms is not None and isfinite(rms) else 0.0
+
+
+def _deviation(records: list[TensorRecord], rms: float) -> float:
+    """Standard deviation as far as statistics tell; the rms where they do not."""
+    summary = records[-1].summary
+    if summary is None or summary.mean is None or summary.rms is None or not isfinite(summary.mean):
+        return rms
+    return sqrt(max(summary.rms**2 - summary.mean**2, 0.0))
+
+
+def is_coherent(measurement: Measurement) -> bool:
+    """Whether the difference is mostly a change of scale, which amplified noise is not."""
+    if not isinstance(measurement, TensorMeasurement) or measurement.numel < 64 or not measurement.rms_reference:
+        return False
+    if isinstance(measurement.cosine, Undefined) or isinstance(measurement.rel_l2, Undefined):
+        return False
+    scaled_by = measurement.cosine * measurement.rms_subject / measurement.rms_reference
+    return abs(scaled_by - 1) >= measurement.rel_l2 / 2

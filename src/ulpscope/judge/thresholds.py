@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every number at which a verdict changes, and where it comes from. docs/verdicts.md shows the same table; a test keeps them equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ulpscope.model import DType
+
+__all__ = ["THRESHOLDS", "Threshold", "rounding_units", "threshold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """One number, what it decides and why it has this value."""
+
+    name: str
+    value: float
+    decides: str
+    source: str
+
+
+THRESHOLDS: tuple[Threshold, ...] = (
+    Threshold(
+        "rounding",
+        128.0,
+        "units of rounding (half an epsilon) that a call may add on agreeing inputs, float32 and wider",
+        "next power of two above 77.5, the largest error among 1530 honest implementations of 17 operations in float32",
+    ),
+    Threshold(
+        "rounding_low",
+        32.0,
+        "the same for dtypes with fewer than 23 fraction bits",
+        "honest kernels that accumulate in float32 stay below 18; not yet calibrated on real accelerators",
+    ),
+    Threshold(
+        "amplification",
+        8.0,
+        "how many times a call may magnify the difference of its inputs",
+        "a guess, kept until calls are replayed; cancellation is allowed for separately",
+    ),
+    Threshold(
+        "amplified",
+        8.0,
+        "multiple up to which a call whose inputs differ within rounding counts as amplified; beyond, it contributed",
+        "amplification once more: together 64 times the difference of the inputs",
+    ),
+    Threshold(
+        "peak",
+        8.0,
+        "distance is the larger of the rms error and the largest error over this, both over the rms of the reference",
+        "a largest error of 8 rms errors is beyond what rounding gives to any tensor of fewer than 1e15 elements",
+    ),
+    Threshold(
+        "flips",
+        2.0,
+        "elements that may jump for free where an operation is discontinuous and its inputs differ (relu backward, argmax, optimizer)",
+        "an input within rounding of the jump lands on either side",
+    ),
+    Threshold(
+        "flip_share",
+        16.0,
+        "share of integers or booleans that may flip, over the distance of the inputs",
+        "amplification times the density of a normal distribution at the jump, rounded up",
+    ),
+    Threshold(
+        "late_parameters",
+        2.0**-7,
+        "distance of parameters that is a fault where the first common step is not step 0",
+        "a guess: one epsilon of bfloat16; smaller drift over unrecorded steps may be honest",
+    ),
+    Threshold(
+        "systemic_low",
+        0.125,
+        "smallest error, in units of a narrower format, that is put down to operands in that format",
+        "operands rounded to the format err by 0.8 units; smaller errors are explained by a finer format",
+    ),
+    Threshold(
+        "systemic_high",
+        2.0,
+        "largest error, in units of a narrower format, that is put down to operands in that format",
+        "the same 0.8 units with room for correlated operands",
+    ),
+    Threshold(
+        "systemic",
+        8.0,
+        "times the error of narrower operands that a matrix product may err by once they are recognised",
+        "amplification; the error itself is computed from the sizes of the operands",
+    ),
+    Threshold("ptdbg_cosine", 0.99, "rules ptdbg: below it and above ptdbg_max_abs the slot differs", "ptdbg_ascend documentation, Cosine"),
+    Threshold(
+        "ptdbg_max_abs", 0.001, "rules ptdbg: above it and below ptdbg_cosine the slot differs", "ptdbg_ascend documentation, MaxAbsErr"
+    ),
+    Threshold("ptdbg_cosine_alone", 0.9, "rules ptdbg: below it the slot differs", "ptdbg_ascend documentation, Accuracy Reached or Not"),
+    Threshold("ptdbg_max_abs_alone", 1.0, "rules ptdbg: above it the slot differs", "ptdbg_ascend documentation, Accuracy Reached or Not"),
+)
+_VALUES = {entry.name: entry.value for entry in THRESHOLDS}
+
+
+def threshold(name: str) -> float:
+    return _VALUES[name]
+
+
+def rounding_units(coarsest: DType | None) -> float:
+    """What honest arithmetic in a dtype may err by, relative to the size of the result."""
+    if coarsest is None:
+        return 0.0
+    return threshold("rounding" if coarsest.mantissa >= 23 else "rounding_low") * coarsest.eps / 2

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was found honest so far in one rank's run: how a value that comes back as an input is recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from ulpscope.judge.sizes import distance
+from ulpscope.judge.thresholds import threshold
+from ulpscope.model import CallRecord, DType, JudgedCall, JudgedSlot, Slot, SlotPair
+
+__all__ = ["Trail", "values_key"]
+
+
+@dataclass(slots=True)
+class Trail:
+    """Grows with every judged call of a rank, in execution order; `begin_step` drops what later steps cannot meet again.
+
+    `operands` is the format that a side's matrix products round to, where one was recognised. `drift` is the largest distance that calls
+    within their allowance reached. `honest` holds the values made by such calls, known by the fingerprints of both sides; `gradients`
+    how far the gradients of a value are apart where each contribution was honest.
+    """
+
+    operands: DType | None = None
+    drift: float = 0.0
+    honest: set[Hashable] = field(default_factory=set)
+    gradients: dict[Hashable, float] = field(default_factory=dict)
+    parameters: dict[tuple[int | str, ...], JudgedSlot] = field(default_factory=dict)
+    forward: dict[Hashable, JudgedCall] = field(default_factory=dict)
+    optimized: dict[Slot, JudgedSlot] = field(default_factory=dict)
+    step: int | None = None
+    is_continued: bool = False
+
+    def begin_step(self, step: int) -> None:
+        """`is_continued` says afterwards whether the optimizer's results of the step before are known."""
+        self.is_continued = bool(self.optimized) and self.step == step - 1
+        self.step = step
+        self.honest = {key for slot in self.optimized.values() if (key := values_key(slot.pair)) and slot.verdict.level == "rounding"}
+        self.optimized = self.optimized if self.is_continued else {}
+        self.gradients.clear()
+        self.parameters.clear()
+        self.forward.clear()
+
+    def forward_of(self, record: CallRecord) -> JudgedCall | None:
+        return self.forward.get((record.level, record.call, record.module)) if record.phase == "backward" else None
+
+    def gradient_apart(self, slot: Slot) -> float:
+        """How far the gradient of a parameter may be apart: as far as the contributions to it are."""
+        parameter = self.parameters.get(slot.path) if slot.role == "gradient" else None
+        key = values_key(parameter.pair) if parameter else None
+        return self.gradients.get(key, 0.0) if key else 0.0
+
+    def parameters_apart(self, slot: Slot) -> float:
+        """How far parameters may have drifted apart over steps that were not recorded."""
+        is_unseen = self.step is not None and self.step > 0 and not self.is_continued
+        return threshold("late_parameters") / threshold("amplification") if is_unseen and slot.role in ("parameter", "buffer") else 0.0
+
+    def entering_optimizer(self, slot: Slot, gradients: dict[tuple[int | str, ...], JudgedSlot]) -> tuple[JudgedSlot, ...]:
+        """What one result of an optimizer is made from: the gradient, the parameter before and the state before, by name."""
+        name = slot.path[:-1] if slot.role == "state" else slot.path
+        own = (gradients[name],) if name in gradients else tuple(gradients.values())
+        before = (self.parameters.get(name), self.optimized.get(slot))
+        return (*own, *(one for one in before if one is not None))
+
+    def add(self, judged: JudgedCall, drift: float) -> None:
+        """Remember a judged call, and how far apart its honest results are as far as that is not mere cancellation."""
+        self.drift = max(self.drift, drift)
+        record = judged.pair.record
+        made = [slot for slot in judged.slots if not record.receives(slot.pair.slot)]
+        self.honest |= {key for slot in made if slot.verdict.level == "rounding" and (key := values_key(slot.pair)) is not None}
+        if record.phase == "start":
+            self.parameters |= {slot.pair.slot.path: slot for slot in made if slot.pair.slot.role == "parameter"}
+        elif record.phase == "forward":
+            self.forward[record.level, record.call, record.module] = judged
+        elif record.phase == "backward":
+            self._add_gradients(made, self.forward_of(record))
+        elif record.phase == "optimizer":
+            self.optimized |= {slot.pair.slot: slot for slot in made}
+
+    def _add_gradients(self, made: Iterable[JudgedSlot], forward: JudgedCall | None) -> None:
+        entered = (
+            {slot.pair.slot.path: slot.pair for slot in forward.slots if slot.pair.slot.role in ("input", "parameter")} if forward else {}
+        )
+        for slot in made:
+            source = entered.get(slot.pair.slot.path)
+            key = values_key(source) if source else None
+            if key is not None and slot.verdict.level == "rounding":
+                self.gradients[key] = max(self.gradients.get(key, 0.0), distance(slot.measurement) or 0.0)
+
+
+def values_key(pair: SlotPair) -> Hashable | None:
+    """Both sides' values, as far as fingerprints or contents tell."""
+    if pair.subject is None or pair.reference is None:
+        return None
+    ours = pair.subject.fingerprint or pair.subject.content
+    theirs = pair.reference.fingerprint or pair.reference.content
+    return (ours, theirs) if ours and theirs else None

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of one step on both sides become pairs, in execution order.
+
+Forward calls are aligned; a backward record follows its forward call; recomputed calls pair among themselves. What finds
+no partner is a pair with one side.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from ulpscope.match.alignment import align
+from ulpscope.match.likeness import Sketch, sketch
+from ulpscope.match.mapping import Mapping
+from ulpscope.match.slots import pair_slots
+from ulpscope.model import CallName, CallRecord, MatchedBy, Pair
+
+__all__ = ["match_calls"]
+
+
+def match_calls(subject: Iterable[CallRecord], reference: Iterable[CallRecord], mapping: Mapping | None = None) -> list[Pair]:
+    """Pair the records of one rank and step: the subject's order, what only the reference has inserted where it falls."""
+    left = sorted(subject, key=lambda record: record.order)
+    right = sorted(reference, key=lambda record: record.order)
+    partner = _partners(left, right, mapping)
+    return _in_order(left, right, partner, mapping)
+
+
+def _partners(left: list[CallRecord], right: list[CallRecord], mapping: Mapping | None) -> dict[int, int]:
+    """Positions on the left to positions on the right."""
+    ours, theirs = _by_group(left), _by_group(right)
+    partner = _follow_names(left, right, ours["state"], theirs["state"])
+    for group in ("forward", "recompute"):
+        partner |= _aligned(left, right, ours[group], theirs[group], mapping)
+    followed = _follow_forward(left, right, ours["backward"], theirs["backward"], partner)
+    taken = set(followed.values())
+    orphans = [i for i in ours["backward"] if i not in followed]
+    return partner | followed | _aligned(left, right, orphans, [j for j in theirs["backward"] if j not in taken], mapping)
+
+
+def _by_group(records: Sequence[CallRecord]) -> defaultdict[str, list[int]]:
+    groups: defaultdict[str, list[int]] = defaultdict(list)
+    for at, record in enumerate(records):
+        groups[_group(record)].append(at)
+    return groups
+
+
+def _group(record: CallRecord) -> str:
+    if record.level == "state" or record.phase in ("start", "optimizer"):
+        return "state"
+    if record.phase == "forward" and record.recompute:
+        return "recompute"
+    return record.phase
+
+
+def _aligned(
+    left: Sequence[CallRecord], right: Sequence[CallRecord], ours: Sequence[int], theirs: Sequence[int], mapping: Mapping | None
+) -> dict[int, int]:
+    if not ours or not theirs:
+        return {}
+    matches = align([_mapped(left[i], mapping) for i in ours], [sketch(right[j]) for j in theirs])
+    return {ours[i]: theirs[j] for i, j in matches}
+
+
+def _mapped(record: CallRecord, mapping: Mapping | None) -> Sketch:
+    name = mapping.rename(record.name) if mapping else None
+    if name is None:
+        return sketch(record)
+    module, _, call = name.rpartition("/")
+    try:
+        op = CallName.parse(call).op
+    except ValueError:
+        op = call
+    return sketch(record, module, op)
+
+
+def _follow_names(left: Sequence[CallRecord], right: Sequence[CallRecord], ours: Iterable[int], theirs: Iterable[int]) -> dict[int, int]:
+    """State records pair by name; an optimizer also with one of another class, in order."""
+    partner = _one_by_one(_places(left, ours, _named), _places(right, theirs, _named))
+    taken = set(partner.values())
+    rest = [i for i in ours if i not in partner and left[i].phase == "optimizer"]
+    return partner | dict(zip(rest, (j for j in theirs if j not in taken and right[j].phase == "optimizer"), strict=False))
+
+
+def _follow_forward(
+    left: Sequence[CallRecord], right: Sequence[CallRecord], ours: Iterable[int], theirs: Iterable[int], partner: dict[int, int]
+) -> dict[int, int]:
+    """Backward records pair as their forward calls did."""
+    calls = {_call(left[i]): _call(right[j]) for i, j in partner.items() if left[i].phase == "forward"}
+    wanted = _places(left, ours, lambda record: calls.get(_call(record)))
+    wanted.pop(None, None)
+    return _one_by_one(wanted, _places(right, theirs, _call))
+
+
+def _call(record: CallRecord) -> Hashable:
+    return record.level, record.call, record.module
+
+
+def _named(record: CallRecord) -> Hashable:
+    return record.phase, record.call
+
+
+def _places(records: Sequence[CallRecord], positions: Iterable[int], key: Callable[[CallRecord], Hashable]) -> dict[Hashable, list[int]]:
+    places: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for at in positions:
+        places[key(records[at])].append(at)
+    return places
+
+
+def _one_by_one(ours: dict[Hashable, list[int]], theirs: dict[Hashable, list[int]]) -> dict[int, int]:
+    return {i: j for key, places in ours.items() for i, j in zip(places, theirs.get(key, ()), strict=False)}
+
+
+def _in_order(left: Sequence[CallRecord], right: Sequence[CallRecord], partner: dict[int, int], mapping: Mapping | None) -> list[Pair]:
+    back = {j: i for i, j in partner.items()}
+    after: defaultdict[int, list[CallRecord]] = defaultdict(list)
+    at = -1
+    for j, record in enumerate(right):
+        if j in back:
+            at = back[j]
+        else:
+            after[at].append(record)
+    pairs = [_lone_reference(record) for record in after[-1]]
+    for i, record in enumerate(left):
+        pairs.append(
+            _pair(record, right[partner[i]], mapping) if i in partner else Pair(subject=record, reference=None, matched_by="nothing")
+        )
+        pairs += [_lone_reference(lone) for lone in after[i]]
+    return pairs
+
+
+def _lone_reference(record: CallRecord) -> Pair:
+    return Pair(subject=None, reference=record, matched_by="nothing")
+
+
+def _pair(subject: CallRecord, reference: CallRecord, mapping: Mapping | None) -> Pair:
+    matched_by: MatchedBy = "alignment"
+    if mapping and mapping.rename(subject.name) is not None:
+        matched_by = "mapping"
+    elif subject.module == reference.module and subject.call.op == reference.call.op:
+        matched_by = "name"
+    return Pair(subject=subject, reference=reference, matched_by=matched_by, slots=pair_slots(subject, reference, mapping))

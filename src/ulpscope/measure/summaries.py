@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements from statistics alone: a distance that the true one is never below.
+
+Let n and b be the subject's and the reference's values at the m positions where both are finite, d = n - b, and
+D = max(rms(d), max|d| / 8) / rms(b) the distance from values. If NaN and infinities stand at the same places on both sides
+(else D is infinite and nothing is to be shown), the statistics of both sides are over the same positions, and:
+
+    |mean n - mean b|  = |mean d|           <= rms(d)              the mean is at most the root mean square
+    |rms n - rms b|                         <= rms(d)              triangle inequality
+    |max n - max b|, |min n - min b|        <= max|d|              n_i - max b <= n_i - b_i where n_i = max n; and vice versa
+    max|d|                                  <= sqrt(m) * rms(d)    one square is at most the sum of all
+
+So each of |Δmean|, |Δrms| and max(1/8, 1/sqrt(m)) * |Δmin or Δmax|, over any upper bound of rms(b), is at most D. Upper bounds of
+rms(b) are the rms itself and the largest magnitude.
+
+Statistics are rounded, so what rounding explains is taken off each difference first. Ours are float64 sums. A tool that counts
+neither NaN nor infinities is a foreign one: it may have summed in float32 and rounded mean and rms to the tensor's own dtype.
+Minimum and maximum are elements, exact but for float64 and wide integers held as float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ulpscope.model import DTYPES, Measurement, Metric, NotMeasured, Summary, SummaryMeasurement, Undefined
+
+__all__ = ["measure_summaries"]
+
+_VALUES = ("min", "max", "mean", "rms")
+_COUNTS = ("num_nan", "num_posinf", "num_neginf")
+_FLOAT32_EPS = 2.0**-23
+# float32 reductions sum in trees and vector lanes; this many roundings of the rms cover what they lose.
+_FLOAT32_ROUNDINGS = 64
+
+
+class _Side(NamedTuple):
+    dtype: str
+    summary: Summary
+
+
+def measure_summaries(subject_dtype: str, left: Summary, reference_dtype: str, right: Summary, equal: bool | None) -> Measurement:
+    """Measure by the statistics of both sides; `equal` is what fingerprints said."""
+    if equal:
+        return SummaryMeasurement(equal=True, distance=0.0, differences=dict.fromkeys(_taken_by_both(left, right), 0.0))
+    if not _taken_by_both(left, right):
+        return NotMeasured("the two sides have no statistic in common")
+    if subject_dtype.startswith("complex") and _is_foreign(left) != _is_foreign(right):
+        return NotMeasured("statistics of complex numbers by different tools: one takes parts, the other magnitudes")
+    distance = math.inf if _nonfinite_disagree(left, right) else _lower_bound(_Side(subject_dtype, left), _Side(reference_dtype, right))
+    return SummaryMeasurement(equal=equal, distance=distance, differences=_differences(left, right))
+
+
+def _is_foreign(summary: Summary) -> bool:
+    return summary.num_nan is None
+
+
+def _taken_by_both(left: Summary, right: Summary) -> list[str]:
+    return [name for name in (*_VALUES, *_COUNTS) if getattr(left, name) is not None and getattr(right, name) is not None]
+
+
+def _differences(left: Summary, right: Summary) -> dict[str, Metric]:
+    return {name: _difference(getattr(left, name), getattr(right, name)) for name in (*_VALUES, *_COUNTS)}
+
+
+def _difference(left: float | None, right: float | None) -> Metric:
+    """Subject minus reference; the same infinity on both sides is no difference."""
+    if left is None or right is None:
+        sides = [side for side, value in (("subject", left), ("reference", right)) if value is None]
+        return Undefined(f"not taken by the {' and the '.join(sides)}")
+    if math.isnan(left) or math.isnan(right):
+        return Undefined("NaN on a side")
+    return 0.0 if left == right else float(left - right)
+
+
+def _nonfinite_disagree(left: Summary, right: Summary) -> bool:
+    """Whether NaN or infinities cannot stand at the same places."""
+    known = [(getattr(left, name), getattr(right, name)) for name in _COUNTS]
+    if any(a is not None and b is not None and a != b for a, b in known):
+        return True
+    signs = [(sign(left), sign(right)) for sign in (_shows_nan, _shows_posinf, _shows_neginf)]
+    return any(a is not None and b is not None and a != b for a, b in signs)
+
+
+def _shows_nan(summary: Summary) -> bool | None:
+    """Whether a tensor holds NaN. Reductions of foreign tools let NaN through, so any statistic of theirs tells."""
+    if summary.num_nan is not None:
+        return summary.num_nan > 0
+    taken = [value for value in (summary.max, summary.min) if value is not None]
+    taken = taken or [value for value in (summary.mean, summary.rms) if value is not None]
+    return any(map(math.isnan, taken)) if taken else None
+
+
+def _shows_posinf(summary: Summary) -> bool | None:
+    if summary.num_posinf is not None:
+        return summary.num_posinf > 0
+    return None if summary.max is None or math.isnan(summary.max) else summary.max == math.inf
+
+
+def _shows_neginf(summary: Summary) -> bool | None:
+    if summary.num_neginf is not None:
+        return summary.num_neginf > 0
+    return None if summary.min is None or math.isnan(summary.min) else summary.min == -math.inf
+
+
+def _lower_bound(subject: _Side, reference: _Side) -> float:
+    weight = max(1 / 8, 1 / math.sqrt(max(subject.summary.numel, reference.summary.numel, 1)))
+    largest = max(
+        weight * _excess("min", subject, reference),
+        weight * _excess("max", subject, reference),
+        _excess("mean", subject, reference),
+        _excess("rms", subject, reference),
+    )
+    if largest == 0.0:
+        return 0.0
+    scale = _largest_rms(reference)
+    if scale is None:
+        return 0.0
+    return largest / scale if scale else math.inf
+
+
+def _excess(name: str, subject: _Side, reference: _Side) -> float:
+    """By how much a statistic differs beyond what its rounding on both sides explains."""
+    left: float | None = getattr(subject.summary, name)
+    right: float | None = getattr(reference.summary, name)
+    if left is None or right is None or not (math.isfinite(left) and math.isfinite(right)):
+        return 0.0
+    return max(0.0, abs(left - right) - _rounding(name, subject) - _rounding(name, reference))
+
+
+def _rounding(name: str, side: _Side) -> float:
+    """How far a stored statistic may be from the true one."""
+    summary = side.summary
+    value: float = abs(getattr(summary, name))
+    scale = _finite_or_zero(summary.rms) or _finite_or_zero(summary.abs_max)
+    if name in ("min", "max"):
+        return value * _FLOAT32_EPS if _is_foreign(summary) and _exceeds_float32(side.dtype) else 0.0
+    if not _is_foreign(summary):
+        return 2.0**-52 * (1024 + summary.numel / 512) * scale
+    own = DTYPES.get(side.dtype, DTYPES["bfloat16"])
+    return value * max(own.eps, _FLOAT32_EPS) + _FLOAT32_ROUNDINGS * _FLOAT32_EPS * scale + own.tiny
+
+
+def _exceeds_float32(dtype: str) -> bool:
+    return dtype not in DTYPES or DTYPES[dtype].size_bytes > 4 or dtype in ("int32", "uint32")
+
+
+def _largest_rms(side: _Side) -> float | None:
+    """An upper bound of the rms of a side, as small as its statistics allow; None where they allow none."""
+    summary = side.summary
+    bounds = []
+    if summary.rms is not None and math.isfinite(summary.rms) and (summary.rms > 0 or not _is_foreign(summary)):
+        bounds.append(summary.rms + _rounding("rms", side))
+    if summary.abs_max is not None and math.isfinite(summary.abs_max):
+        bounds.append(summary.abs_max + max(_rounding("min", side), _rounding("max", side)))
+    return min(bounds, default=None)
+
+
+def _finite_or_zero(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else 0.0

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw bytes to NumPy values without a framework.
+
+NumPy has no bfloat16 and no float8, so a tensor travels in a *carrier*: an array whose elements hold the same bits
+(uint16 for bfloat16, uint8 for float8). `widen` turns a block of a carrier into float64 values; a complex number
+becomes two reals, a bool 0 or 1. Widening is exact for everything but 64-bit integers beyond 2**53.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ulpscope.errors import DamagedRunError
+from ulpscope.model import TensorData, dtype
+
+__all__ = ["as_array", "as_bytes", "byte_values", "bytes_at", "real_dtype", "reals", "widen"]
+
+Float64Array = npt.NDArray[np.float64]
+
+_CARRIERS = {
+    "float64": "<f8",
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    "complex128": "<c16",
+    "complex64": "<c8",
+    "int64": "<i8",
+    "int32": "<i4",
+    "int16": "<i2",
+    "int8": "i1",
+    "uint64": "<u8",
+    "uint32": "<u4",
+    "uint16": "<u2",
+    "uint8": "u1",
+    "bool": "u1",
+    "float8_e4m3fn": "u1",
+    "float8_e5m2": "u1",
+    "float8_e4m3fnuz": "u1",
+    "float8_e5m2fnuz": "u1",
+    "float8_e8m0fnu": "u1",
+}
+_REAL = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
+# exponent bits, stored fraction bits, exponent bias, and which codes are special
+_FLOAT8 = {
+    "float8_e4m3fn": (4, 3, 7, "fn"),
+    "float8_e5m2": (5, 2, 15, "ieee"),
+    "float8_e4m3fnuz": (4, 3, 8, "fnuz"),
+    "float8_e5m2fnuz": (5, 2, 16, "fnuz"),
+}
+
+
+def real_dtype(name: str) -> str:
+    """The dtype of the reals that a tensor consists of: that of one part for a complex dtype, else the dtype itself."""
+    return _REAL.get(name, name)
+
+
+def as_bytes(data: TensorData) -> npt.NDArray[np.uint8]:
+    """The bytes of a tensor as a flat array, without a copy; their number must fit the shape."""
+    raw = np.frombuffer(data.buffer, np.uint8)
+    expected = math.prod(data.shape) * dtype(data.dtype).size_bytes
+    if raw.size != expected:
+        raise DamagedRunError(
+            f"a {data.dtype} tensor of shape {data.shape} has {expected} bytes, but {raw.size} were stored: "
+            "the file is damaged or its index is wrong; record the run again"
+        )
+    return raw
+
+
+class _Memory:
+    """Bytes at an address, for NumPy to look at."""
+
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.__array_interface__: dict[str, Any] = {"data": (address, True), "shape": (size_bytes,), "typestr": "|u1", "version": 3}
+
+
+def bytes_at(address: int, size_bytes: int) -> npt.NDArray[np.uint8]:
+    """A view of memory that the caller keeps alive."""
+    return np.asarray(_Memory(address, size_bytes)) if size_bytes else np.empty(0, np.uint8)
+
+
+def as_array(data: TensorData) -> npt.NDArray[Any]:
+    """The tensor in its carrier dtype and shape, without a copy; complex32 gets a last axis for its two parts."""
+    if data.dtype == "complex32":
+        return as_bytes(data).view("<f2").reshape(*data.shape, 2)
+    return as_bytes(data).view(_CARRIERS[data.dtype]).reshape(data.shape)
+
+
+def reals(name: str, raw: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    """Raw bytes as a flat carrier of reals."""
+    return raw.view(_CARRIERS[real_dtype(name)])
+
+
+def widen(name: str, carrier: npt.NDArray[Any]) -> Float64Array:
+    """The values of a block as float64; complex values as a flat array of parts."""
+    if carrier.dtype.kind == "c":
+        carrier = np.ascontiguousarray(carrier).reshape(-1).view(f"<f{carrier.dtype.itemsize // 2}")
+    if name == "bfloat16":
+        carrier = (carrier.astype("<u4") << 16).view("<f4")
+    elif carrier.dtype.itemsize == 1:
+        values: Float64Array = byte_values(name)[carrier.view(np.uint8)]
+        return values
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        widened: Float64Array = carrier.astype(np.float64)
+    return widened
+
+
+@cache
+def byte_values(name: str) -> Float64Array:
+    """The value of each of the 256 codes of a one-byte dtype."""
+    codes = np.arange(256, dtype=np.uint8)
+    values: Float64Array
+    if name == "bool":
+        values = (codes != 0).astype(np.float64)
+    elif name in ("uint8", "int8"):
+        values = codes.view(name).astype(np.float64)
+    elif name == "float8_e8m0fnu":
+        values = np.array([2.0 ** (code - 127) for code in range(255)] + [math.nan])
+    else:
+        values = np.array([_float8_value(code, *_FLOAT8[name]) for code in range(256)])
+    values.flags.writeable = False
+    return values
+
+
+def _float8_value(code: int, exponent_bits: int, fraction_bits: int, bias: int, special: str) -> float:
+    sign = -1.0 if code & 0x80 else 1.0
+    exponent, fraction = (code & 0x7F) >> fraction_bits, code & ((1 << fraction_bits) - 1)
+    if special == "fnuz" and code == 0x80:
+        return math.nan
+    if special == "fn" and code & 0x7F == 0x7F:
+        return math.nan
+    if special == "ieee" and exponent == (1 << exponent_bits) - 1:
+        return math.nan if fraction else sign * math.inf
+    if exponent == 0:
+        return sign * math.ldexp(fraction, 1 - bias - fraction_bits)
+    return sign * math.ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits)

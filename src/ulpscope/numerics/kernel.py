@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and opens the compiled kernel. It is optional: without it, or with ULPSCOPE_NO_KERNEL=1, NumPy does the work.
+
+The library is called through ctypes, which releases the interpreter lock for the length of a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+__all__ = ["BEST_TARGET", "KERNEL", "KINDS", "DifferenceOut", "SummaryOut", "load_kernel", "open_kernel"]
+
+# The numbers of `enum kind` in _kernel.c; every one-byte dtype is CODES with a table of its values.
+KINDS = {
+    "float64": 0,
+    "float32": 1,
+    "float16": 2,
+    "bfloat16": 3,
+    "int64": 4,
+    "int32": 5,
+    "int16": 6,
+    "uint64": 7,
+    "uint32": 8,
+    "uint16": 9,
+}
+CODES = 10
+BEST_TARGET = -1
+_BUCKETS = 496
+
+
+class SummaryOut(ctypes.Structure):
+    """`struct summary` of _kernel.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("s0", "s1")),
+        *((name, ctypes.c_double) for name in ("min", "max", "sum", "sum_squares")),
+        *((name, ctypes.c_uint64) for name in ("nan", "posinf", "neginf", "zero", "subnormal")),
+    ]
+
+
+class DifferenceOut(ctypes.Structure):
+    """`struct difference` of _kernel.c."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_double)
+            for name in (
+                "max_abs",
+                "max_rel",
+                "sum_abs",
+                "sum_squares",
+                "sum_squares_subject",
+                "sum_squares_reference",
+                "sum_products",
+            )
+        ),
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                "within_1e4",
+                "within_1e3",
+                "within_5e3",
+                "different",
+                "sign_flips",
+                "nan_disagree",
+                "inf_disagree",
+                "nonfinite",
+            )
+        ),
+        ("worst", ctypes.c_int64),
+        ("first_disagree", ctypes.c_int64),
+        ("ulp_max", ctypes.c_uint64),
+        ("ulp_counts", ctypes.c_uint64 * _BUCKETS),
+    ]
+
+
+def open_kernel() -> ctypes.CDLL | None:
+    """The kernel built beside this file, or None."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_kernel{suffix}")
+        if path.is_file():
+            try:
+                return load_kernel(path)
+            except (OSError, AttributeError):  # built for another machine, or from another version of the source
+                continue
+    return None
+
+
+def load_kernel(path: Path) -> ctypes.CDLL:
+    """The kernel in a shared library, its functions declared."""
+    library = ctypes.CDLL(str(path))
+    pointer, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.ulpscope_level.argtypes = []
+    library.ulpscope_fingerprint.argtypes = [pointer, size, pointer, integer]
+    library.ulpscope_fingerprint.restype = None
+    library.ulpscope_summarize.argtypes = [integer, pointer, size, pointer, ctypes.c_double, pointer, integer]
+    library.ulpscope_difference.argtypes = [integer, pointer, pointer, size, pointer, pointer, pointer, integer]
+    return library
+
+
+KERNEL = None if os.environ.get("ULPSCOPE_NO_KERNEL") == "1" else open_kernel()

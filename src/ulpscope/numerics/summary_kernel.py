@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics and fingerprint of a tensor by the compiled kernel: a few microseconds of Python for each tensor."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from math import sqrt
+from struct import Struct
+from typing import Any
+
+from ulpscope.model import Summary, dtype
+from ulpscope.numerics.casting import byte_values, bytes_at, real_dtype
+from ulpscope.numerics.kernel import BEST_TARGET, CODES, KINDS, SummaryOut
+from ulpscope.numerics.moments import LARGEST_SUM, SMALLEST_SUM, Moments, summary_of
+
+__all__ = ["fingerprinting_with", "summarizing_with"]
+
+_SUMMARY_FIELDS = Struct("=2Q4d5Q").unpack
+_SUMS = ctypes.c_uint64 * 2
+
+
+def fingerprinting_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Callable[[int, int], str]:
+    """A function that takes the fingerprint of memory; `target` chooses the instruction set."""
+    call = library.ulpscope_fingerprint
+
+    def fingerprint_address(address: int, size_bytes: int) -> str:
+        sums = _SUMS()
+        call(address, size_bytes, ctypes.addressof(sums), target)
+        return f"u1:{sums[1]:016x}{sums[0]:016x}"
+
+    return fingerprint_address
+
+
+def summarizing_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Callable[[str, int, int], tuple[Summary, str]]:
+    """A function that summarises memory; `target` chooses the instruction set."""
+    call = library.ulpscope_summarize
+    addressof = ctypes.addressof
+
+    def summarize_address(dtype: str, address: int, size_bytes: int) -> tuple[Summary, str]:
+        kind, size, values, tiny = _arguments(dtype)
+        out = SummaryOut()
+        if call(kind, address, size_bytes, values, tiny, addressof(out), target):
+            raise ValueError(f"{size_bytes} bytes are no whole number of {dtype} elements")
+        s0, s1, *fields = _SUMMARY_FIELDS(out)
+        return _summary(dtype, address, size_bytes, size_bytes // size, fields), f"u1:{s1:016x}{s0:016x}"
+
+    return summarize_address
+
+
+@cache
+def _arguments(name: str) -> tuple[int, int, int | None, float]:
+    """Kind, element size, address of the table of values (kept alive by its own cache) and smallest normal number."""
+    name = real_dtype(name)
+    entry = dtype(name)
+    if entry.size_bytes > 1:
+        return KINDS[name], entry.size_bytes, None, entry.tiny
+    return CODES, 1, byte_values(name).ctypes.data, entry.tiny
+
+
+def _summary(name: str, address: int, size_bytes: int, numel: int, fields: list[Any]) -> Summary:
+    low, high, total, squares, nan, posinf, neginf, zero, subnormal = fields
+    if not nan + posinf + neginf and SMALLEST_SUM < squares < LARGEST_SUM:
+        return Summary(numel, low + 0.0, high + 0.0, total / numel, sqrt(squares / numel), 0, 0, 0, zero, subnormal)
+    return summary_of(name, bytes_at(address, size_bytes), Moments(*fields))

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report is written under a temporary name and renamed: a file under its final name is always whole."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ulpscope.errors import InputError
+
+__all__ = ["check_writable", "replacing"]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; it becomes `path` when the block ends well, and disappears when not."""
+    check_writable(path)
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror or error}; choose another place") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a path that no file can be written to, in words."""
+    if path.is_dir():
+        raise InputError(f"cannot write '{path}': it is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write '{path}': the folder '{path.parent}' does not exist; create it first")

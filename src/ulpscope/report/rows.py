@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pairs of a comparison as rows: one for each slot pair, the same columns in csv, xlsx, parquet and json.
+
+A cell is a plain value, or None where there is none. Why a metric has no value stands in `remarks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias
+
+from ulpscope.model import (
+    CallRecord,
+    Comparison,
+    FingerprintMeasurement,
+    JudgedCall,
+    JudgedSlot,
+    Measurement,
+    NotMeasured,
+    Summary,
+    SummaryMeasurement,
+    TensorMeasurement,
+    TensorRecord,
+    Undefined,
+)
+
+__all__ = ["COLUMNS", "Cell", "Column", "Kind", "Row", "pair_rows"]
+
+Kind: TypeAlias = Literal["text", "int", "float", "bool", "index"]
+Cell: TypeAlias = "str | int | float | bool | tuple[int, ...] | None"
+Row: TypeAlias = tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column; an `index` is a shape or a position: a tuple of integers."""
+
+    name: str
+    kind: Kind
+
+
+_KINDS: dict[str, Kind] = {
+    "bool": "bool",
+    "float": "float",
+    "float | None": "float",
+    "int": "int",
+    "int | None": "int",
+    "Metric": "float",
+    "tuple[int, ...] | None": "index",
+}
+
+
+def _kinds_of(noun: type) -> dict[str, Kind]:
+    return {entry.name: _KINDS[str(entry.type)] for entry in fields(noun)}
+
+
+_STATISTICS = _kinds_of(Summary)
+_METRICS = {name: kind for name, kind in _kinds_of(TensorMeasurement).items() if name != "equal"}
+_DIFFERENCES = ("min", "max", "mean", "rms", "num_nan", "num_posinf", "num_neginf")
+
+
+def _columns() -> Iterator[Column]:
+    for name in ("step", "rank", "order"):
+        yield Column(name, "int")
+    for name in ("level", "phase", "module", "subject_call", "reference_call", "matched_by", "slot", "subject_dtype", "reference_dtype"):
+        yield Column(name, "text")
+    yield Column("subject_shape", "index")
+    yield Column("reference_shape", "index")
+    yield Column("verdict", "text")
+    yield Column("contribution", "text")
+    yield Column("multiple", "float")
+    yield Column("rule", "text")
+    yield Column("reason", "text")
+    yield Column("measured_from", "text")
+    yield Column("equal", "bool")
+    yield from (Column(name, kind) for name, kind in _METRICS.items())
+    yield from (Column(f"difference_{name}", "float") for name in _DIFFERENCES)
+    for side in ("subject", "reference"):
+        yield from (Column(f"{side}_{name}", kind) for name, kind in _STATISTICS.items())
+    for name in ("source", "code", "differences", "remarks"):
+        yield Column(name, "text")
+
+
+COLUMNS: tuple[Column, ...] = tuple(_columns())
+
+_NO_METRICS: Row = (None,) * len(_METRICS)
+_NO_DIFFERENCES: Row = (None,) * len(_DIFFERENCES)
+_NO_STATISTICS: Row = (None,) * len(_STATISTICS)
+_metrics_of = attrgetter(*_METRICS)
+_statistics_of = attrgetter(*_STATISTICS)
+
+
+def pair_rows(comparison: Comparison) -> Iterator[Row]:
+    """Every slot pair in the order of the calls; a call that has no slot still gets a row."""
+    for call in comparison.calls:
+        head, tail = _call_cells(call), _source_cells(call)
+        for slot in call.slots:
+            yield _slot_row(call, slot, head, tail)
+        if not call.slots:
+            yield _bare_row(call, head, tail)
+
+
+def _call_cells(call: JudgedCall) -> Row:
+    record, pair = call.pair.record, call.pair
+    names = (_name(pair.subject), _name(pair.reference))
+    return (record.step, record.rank, record.order, record.level, record.phase, record.module, *names, pair.matched_by)
+
+
+def _name(record: CallRecord | None) -> str | None:
+    return None if record is None else str(record.call)
+
+
+def _source_cells(call: JudgedCall) -> Row:
+    frame = call.pair.record.source
+    source = f"{frame.file}:{frame.line} in {frame.function}" if frame else None
+    differences = "; ".join(f"{item.what}: {item.subject} | {item.reference}" for item in call.differences)
+    return (source, frame.code if frame else None, differences or None)
+
+
+def _slot_row(call: JudgedCall, slot: JudgedSlot, head: Row, tail: Row) -> Row:
+    subject, reference, verdict = slot.pair.subject, slot.pair.reference, slot.verdict
+    measured, remarks = _measured_cells(slot.measurement)
+    return (
+        *head,
+        str(slot.pair.slot),
+        None if subject is None else subject.dtype,
+        None if reference is None else reference.dtype,
+        None if subject is None else subject.shape,
+        None if reference is None else reference.shape,
+        verdict.level,
+        call.contribution,
+        verdict.multiple,
+        verdict.rule,
+        verdict.reason,
+        *measured,
+        *_statistics(subject),
+        *_statistics(reference),
+        *tail,
+        remarks or None,
+    )
+
+
+def _bare_row(call: JudgedCall, head: Row, tail: Row) -> Row:
+    verdict = (call.level, call.contribution, call.multiple, None, None)
+    measured, remarks = _measured_cells(NotMeasured("the call has no tensors"))
+    return (*head, *(None,) * 5, *verdict, *measured, *_NO_STATISTICS, *_NO_STATISTICS, *tail, remarks)
+
+
+def _statistics(tensor: TensorRecord | None) -> Row:
+    return _NO_STATISTICS if tensor is None or tensor.summary is None else _statistics_of(tensor.summary)
+
+
+def _measured_cells(measurement: Measurement) -> tuple[Row, str]:
+    """The cells from `measured_from` to the last difference, and the remarks."""
+    match measurement:
+        case TensorMeasurement():
+            metrics, remarks = _defined(tuple(_METRICS), _metrics_of(measurement))
+            return ("tensors", measurement.equal, *metrics, *_NO_DIFFERENCES), remarks
+        case SummaryMeasurement():
+            found = measurement.differences
+            metrics = tuple(measurement.distance if name == "distance" else None for name in _METRICS)
+            differences, remarks = _defined([f"difference_{name}" for name in _DIFFERENCES], [found.get(name) for name in _DIFFERENCES])
+            return ("statistics", measurement.equal, *metrics, *differences), remarks
+        case FingerprintMeasurement():
+            return ("fingerprints", measurement.equal, *_NO_METRICS, *_NO_DIFFERENCES), ""
+        case NotMeasured():
+            return ("nothing", None, *_NO_METRICS, *_NO_DIFFERENCES), measurement.reason
+
+
+def _defined(names: Any, values: Any) -> tuple[Row, str]:
+    """The values with None for what is undefined, and the reasons."""
+    missing = [(name, value) for name, value in zip(names, values, strict=True) if type(value) is Undefined]
+    if not missing:
+        return tuple(values), ""
+    kept = tuple(None if type(value) is Undefined else value for value in values)
+    return kept, "; ".join(f"{name}: {value.reason}" for name, value in missing)

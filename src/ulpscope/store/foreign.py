@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the readers of other tools' dumps share: their words in ours, and a `Run` over one text file for each rank and step.
+
+Nothing in a dump is trusted. A file name is a plain name inside the folder of its dump, a tensor file is opened
+without running what it holds, and its shape has to be the recorded one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ulpscope._optional import require
+from ulpscope.errors import DamagedRunError, MissingDependencyError, NotARunError
+from ulpscope.model import DTYPES, CallName, CallRecord, Frame, LedgerEntry, RunInfo, Slot, Summary, TensorData, TensorRecord
+
+__all__ = [
+    "NOT_RECORDED",
+    "ForeignRun",
+    "Numbering",
+    "Place",
+    "Reading",
+    "canonical_dtype",
+    "fingerprint",
+    "join_backward",
+    "number",
+    "number_ranks",
+    "operation",
+    "summary",
+    "user_frames",
+]
+
+NOT_RECORDED: dict[str, Any] = {"$object": "unknown", "repr": "not recorded by the tool"}
+
+_NAMESPACES = {"Functional": "functional", "Torch": "torch", "Distributed": "distributed", "NPU": "npu", "Aten": "aten"}
+
+# The name under which torch shows the call of an operator to a TorchFunctionMode, and so the name in a run of ours.
+# Operators that are missing here keep their name.
+_OPERATORS = {
+    "__abs__": "abs",
+    "__add__": "add",
+    "__div__": "div",
+    "__ge__": "ge",
+    "__gt__": "gt",
+    "__iadd__": "add_",
+    "__idiv__": "div_",
+    "__ifloordiv__": "floor_divide_",
+    "__imod__": "remainder_",
+    "__imul__": "mul_",
+    "__isub__": "sub_",
+    "__itruediv__": "div_",
+    "__le__": "le",
+    "__lt__": "lt",
+    "__matmul__": "matmul",
+    "__mod__": "remainder",
+    "__mul__": "mul",
+    "__ne__": "ne",
+    "__neg__": "neg",
+    "__pos__": "positive",
+    "__radd__": "add",
+    "__rand__": "bitwise_and",
+    "__rdiv__": "__rtruediv__",
+    "__rmul__": "mul",
+    "__ror__": "bitwise_or",
+    "__rxor__": "bitwise_xor",
+    "__sub__": "sub",
+    "__truediv__": "div",
+}
+
+# Calls that are a single autograd node, with one gradient for each tensor argument in order. Only for these does the
+# node that the other tools hook say which argument a gradient belongs to. Calls that may return their argument itself
+# (`to`, `contiguous`, `reshape`, `dropout`) are not among them: the node is then that of the call before.
+_SINGLE_NODE = """
+    abs add add_ avg_pool2d batch_norm bmm clamp clone conv1d conv2d conv3d cos div div_ elu embedding erf exp expand gelu group_norm
+    hardswish hardtanh layer_norm leaky_relu log log_softmax masked_fill max_pool2d mean mul mul_ neg permute pow relu relu_ rsqrt
+    sigmoid silu sin softmax softplus sqrt square sub sub_ sum t tanh transpose unsqueeze view __getitem__ __rsub__
+"""
+_SINGLE_NODE_CALLS = frozenset(_SINGLE_NODE.split())
+
+_LIBRARY_FRAME = re.compile(r"[/\\](torch|torch_npu|msprobe|ptdbg_ascend)[/\\]|^<frozen ")
+
+
+def operation(namespace: str, name: str) -> str:
+    """Our name of an operation: `operation("Tensor", "__add__")` is `Tensor.add`."""
+    if namespace == "Tensor":
+        name = _OPERATORS.get(name, name)
+    return f"{_NAMESPACES.get(namespace, namespace)}.{name}"
+
+
+class Numbering:
+    """Call names for the calls of another tool, which may count apart what we count together.
+
+    Where several of its operations become one of ours (`__add__` and `__radd__`, or two modules of one class), calls
+    are counted anew in order of appearance; elsewhere they keep their number, which a partial dump relies on.
+    """
+
+    def __init__(self, calls: Iterable[tuple[str, Hashable, int]]) -> None:
+        """Each call is (our operation, its operation, its count)."""
+        self._seen: dict[str, dict[tuple[Hashable, int], int]] = {}
+        for op, source, index in calls:
+            group = self._seen.setdefault(op, {})
+            group.setdefault((source, index), len(group))
+        self._folded = {op for op, group in self._seen.items() if len({source for source, _ in group}) > 1}
+
+    def knows(self, op: str, source: Hashable, index: int) -> bool:
+        return (source, index) in self._seen.get(op, {})
+
+    def name(self, op: str, source: Hashable, index: int) -> CallName:
+        return CallName(op, self._seen[op][source, index] if op in self._folded else index)
+
+
+def join_backward(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
+    """Let each backward record stand where its forward record stood, and attribute its gradients."""
+    forwards: dict[CallName, CallRecord] = {}
+    for record in records:
+        forward = forwards.get(record.call)
+        if record.phase == "forward":
+            forwards[record.call] = record
+        elif forward is not None:
+            record = replace(record, module=forward.module, parent=forward.parent, stack=record.stack or forward.stack)
+        yield _with_gradients(record, forward) if record.phase == "backward" and record.level == "api" else record
+
+
+def _with_gradients(record: CallRecord, forward: CallRecord | None) -> CallRecord:
+    """Put the gradients of an autograd node under the arguments that they belong to, where that is certain.
+
+    The other tools hook the last node of a call, so for a composite call the gradients are those of something inside.
+    What cannot be attributed goes to `output.N.node`, which compares with another dump but not with a run of ours.
+    """
+    gradients = [slot for slot in record.slots if slot.slot.role == "output"]
+    others = [slot for slot in record.slots if slot.slot.role != "output"]
+    inputs = _differentiable(forward) if forward else []
+    is_certain = record.call.short in _SINGLE_NODE_CALLS and [slot.shape for slot in inputs] == [slot.shape for slot in gradients]
+    paths = [slot.slot.path for slot in inputs] if is_certain else [(*slot.slot.path, "node") for slot in gradients]
+    named = (replace(slot, slot=Slot("output", path)) for slot, path in zip(gradients, paths, strict=True))
+    return replace(record, slots=(*others, *named))
+
+
+def _differentiable(forward: CallRecord) -> list[TensorRecord]:
+    """The inputs that require a gradient, or where the tool did not note that, those that might."""
+    inputs = [slot for slot in forward.slots if slot.slot.role == "input"]
+    floating = [slot for slot in inputs if slot.dtype in DTYPES and DTYPES[slot.dtype].is_floating]
+    return [slot for slot in inputs if slot.requires_grad] or floating
+
+
+def canonical_dtype(text: str) -> str:
+    """`torch.float32` and `Float32` are `float32`; what is unknown stays as it is."""
+    name = text.rpartition(".")[2].lower()
+    return name if name in DTYPES else text
+
+
+def number(value: object) -> float | None:
+    """A JSON value as a float, or None where it is none."""
+    if not isinstance(value, bool | int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def summary(dtype: str, shape: tuple[int, ...], *, low: object, high: object, mean: object, norm: object) -> Summary:
+    """Min, max, mean and 2-norm as other tools take them.
+
+    Their extremes propagate NaN, so finite extremes prove that nothing is NaN or infinite. A count of 1 stands for "at least one".
+    Of complex tensors they take the absolute values, of which only the norm means the same as ours.
+    """
+    numel = math.prod(shape)
+    if dtype not in DTYPES or numel == 0:
+        return Summary(numel)
+    is_complex = DTYPES[dtype].kind == "complex"
+    smallest, largest = number(low), number(high)
+    length = _finite(number(norm))
+    rms = abs(length) / math.sqrt(2 * numel if is_complex else numel) if length is not None else None
+    if smallest is None or largest is None or is_complex:
+        return Summary(numel, rms=rms)
+    if math.isnan(smallest) or math.isnan(largest):
+        return Summary(numel, num_nan=1)
+    num_posinf = int(largest == math.inf)
+    num_neginf = int(smallest == -math.inf)
+    return Summary(numel, smallest, largest, _finite(number(mean)), rms, num_nan=0, num_posinf=num_posinf, num_neginf=num_neginf)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def fingerprint(text: object) -> str | None:
+    """The checksum of a dump with its scheme: CRC-32 or a 64-bit XOR fold, both under the name md5 there, or a true MD5."""
+    if not isinstance(text, str):
+        return None
+    for scheme, pattern in (("crc32", r"[0-9a-f]{8}"), ("xor64", r"0x[0-9a-f]{16}"), ("md5", r"[0-9a-f]{32}")):
+        if re.fullmatch(pattern, text):
+            return f"{scheme}:{text.removeprefix('0x')}"
+    return None
+
+
+def user_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """The frames of the user's own code; all of them where there are none."""
+    every = tuple(frames)
+    return tuple(frame for frame in every if not _LIBRARY_FRAME.search(frame.file)) or every
+
+
+def number_ranks(folders: Iterable[Path], *, process_ids_from: int | None = None) -> dict[int, Path]:
+    """Give each rank folder its number.
+
+    `rank3` is rank 3. A folder that is named after a process (`proc4711`, or `rank` and a number from
+    `process_ids_from` up) tells no rank: such folders get the lowest free ranks, in order of process id.
+    """
+    ranks: dict[int, Path] = {}
+    processes: list[tuple[int, Path]] = []
+    for folder in folders:
+        match = re.fullmatch(r"(rank|proc|pid)(\d*)", folder.name)
+        kind, count = (match[1], int(match[2] or 0)) if match else ("rank", 0)
+        is_process = kind != "rank" or (process_ids_from is not None and count >= process_ids_from)
+        if is_process or count in ranks:
+            processes.append((count, folder))
+        else:
+            ranks[count] = folder
+    free = (rank for rank in range(len(ranks) + len(processes)) if rank not in ranks)
+    ranks.update(zip(free, (folder for _, folder in sorted(processes)), strict=False))
+    return dict(sorted(ranks.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one step of one rank lies: the text file with its records, and the folder of its tensors."""
+
+    rank: int
+    step: int
+    file: Path
+    tensors: Path
+
+    def kept(self) -> frozenset[str]:
+        """The names of the tensor files that are there."""
+        if not self.tensors.is_dir():
+            return frozenset()
+        return frozenset(entry.name for entry in self.tensors.iterdir() if entry.suffix in (".pt", ".npy"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the text file of one place holds."""
+
+    records: tuple[CallRecord, ...]
+    ledger: tuple[LedgerEntry, ...] = ()
+    is_complete: bool = True
+    shapes: Mapping[str, tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        slots = (slot for record in self.records for slot in record.slots)
+        object.__setattr__(self, "shapes", {slot.content: slot.shape for slot in slots if slot.content is not None})
+
+
+class ForeignRun:
+    """A dump of another tool as a `Run`. The step read last stays in memory."""
+
+    def __init__(self, path: Path, info: RunInfo, places: Iterable[Place], read: Callable[[Place], Reading]) -> None:
+        self._path = path
+        self._info = info
+        self._places = {(place.rank, place.step): place for place in places}
+        self._read = read
+        self._last: tuple[Place, Reading] | None = None
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def info(self) -> RunInfo:
+        return self._info
+
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({rank for rank, _ in self._places}))
+
+    def steps(self, rank: int) -> tuple[int, ...]:
+        return tuple(sorted(step for found, step in self._places if found == rank))
+
+    def records(self, rank: int, step: int) -> Iterator[CallRecord]:
+        yield from self._reading(rank, step).records
+
+    def tensor(self, rank: int, step: int, content: str) -> TensorData:
+        shape = self._reading(rank, step).shapes.get(content)
+        folder = self._place(rank, step).tensors
+        if shape is None or not (folder / content).is_file():
+            raise DamagedRunError(f"'{folder}' keeps no tensor named '{content}'; compare by statistics, or copy the missing file there")
+        file = folder / content
+        if file.resolve().parent != folder.resolve():
+            raise DamagedRunError(f"'{file}' is a link that leads out of the dump to '{file.resolve()}'; it is not opened")
+        data = _open_tensor(file)
+        if data.shape != shape:
+            raise DamagedRunError(
+                f"'{file}' holds a tensor of shape {list(data.shape)}, but its dump says {list(shape)}; dump this run again"
+            )
+        return data
+
+    def ledger(self, rank: int) -> tuple[LedgerEntry, ...]:
+        return tuple(entry for step in self.steps(rank) for entry in self._reading(rank, step).ledger)
+
+    def is_complete(self, rank: int, step: int) -> bool:
+        return self._reading(rank, step).is_complete
+
+    def _place(self, rank: int, step: int) -> Place:
+        try:
+            return self._places[rank, step]
+        except KeyError:
+            raise NotARunError(f"'{self._path}' holds no step {step} of rank {rank}; it holds {_listing(self._places)}") from None
+
+    def _reading(self, rank: int, step: int) -> Reading:
+        place = self._place(rank, step)
+        if self._last is None or self._last[0] != place:
+            self._last = (place, self._read(place))
+        return self._last[1]
+
+
+def _listing(places: Iterable[tuple[int, int]]) -> str:
+    names = [f"step {step} of rank {rank}" for rank, step in sorted(places)]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _open_tensor(file: Path) -> TensorData:
+    try:
+        return _open_npy(file) if file.suffix == ".npy" else _open_pt(file)
+    except (DamagedRunError, MissingDependencyError):
+        raise
+    except Exception as error:
+        # numpy and torch raise nearly anything for bytes that they do not understand
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DamagedRunError(f"'{file}' cannot be read as a tensor ({reason}); copy it again, or dump this run again") from error
+
+
+def _open_npy(file: Path) -> TensorData:
+    import numpy as np
+
+    array = np.load(file, mmap_mode="r", allow_pickle=False)
+    name = array.dtype.newbyteorder("=").name
+    if name not in DTYPES:
+        raise DamagedRunError(f"'{file}' holds values of type '{array.dtype}', which is no tensor's; dump this run again")
+    flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+    return TensorData(name, array.shape, flat.view(np.uint8).data)
+
+
+def _open_pt(file: Path) -> TensorData:
+    torch = require("torch", extra="torch", purpose=f"Reading the tensor '{file.name}'")
+    with file.open("rb") as stream:
+        is_zip = stream.read(2) == b"PK"
+    value = torch.load(str(file), map_location="cpu", weights_only=True, mmap=is_zip)
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        raise DamagedRunError(f"'{file}' holds a {type(value).__name__}, not a dense tensor; dump this run again")
+    tensor = value.detach().resolve_conj().resolve_neg().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise DamagedRunError(f"'{file}' holds values of type '{name}', which ulpscope cannot compare; leave this call out")
+    return TensorData(name, tuple(tensor.shape), memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two runs become a comparison: match, measure, judge, explain, one rank and step at a time.
+
+Records and tensors of one step are in flight at once; what stays are the judged calls. A value that appears
+in many slots (an output is the next call's input) is measured once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ulpscope.errors import NothingComparableError
+from ulpscope.explain import Coverage, explain
+from ulpscope.judge import Trail, judge_call, operand_format, rules_named
+from ulpscope.match import Mapping, Overlap, match_calls, match_steps, read_mapping
+from ulpscope.measure import histograms, measure_slot
+from ulpscope.model import (
+    CallRecord,
+    Comparison,
+    DType,
+    Finding,
+    Frame,
+    Histogram,
+    JudgedCall,
+    Measurement,
+    Run,
+    SlotPair,
+    TensorRecord,
+)
+from ulpscope.store import open_run
+
+__all__ = ["compare_runs"]
+
+_MEMORY = 1 << 16
+_SHARE = 1000
+
+
+def compare_runs(
+    subject: Run | str | Path,
+    reference: Run | str | Path,
+    *,
+    rules: str = "derived",
+    mapping: str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Compare two runs, given as paths or as open runs.
+
+    >>> comparison = compare_runs("runs/npu", "runs/gpu")  # doctest: +SKIP
+    >>> [finding.headline for finding in comparison.faults]  # doctest: +SKIP
+    ['first contributed error: layers.1.mlp  gelu (call 1, forward, output 0), step 0, rank 0']
+
+    `mapping` is a file of rules for renamed modules and calls; `progress` is told how much of the whole is done.
+    """
+    started = time.perf_counter()
+    rules_named(rules)
+    names = read_mapping(mapping) if mapping is not None else None
+    ours, theirs = _opened(subject), _opened(reference)
+    overlap = match_steps(ours, theirs)
+    judged = list(_judge_steps(ours, theirs, overlap.common, names, rules, progress or _silent))
+    _check_common(judged, ours, theirs)
+    operands = operand_format(judged)
+    if operands is not None:
+        judged = _judge_again(judged, rules, operands)
+    calls, findings = explain(judged, ours.info, theirs.info, replace(_coverage(ours, theirs, overlap), operands=operands))
+    return Comparison(
+        subject=ours.info,
+        reference=theirs.info,
+        subject_path=str(ours.path),
+        reference_path=str(theirs.path),
+        rules=rules,
+        findings=tuple(_with_histograms(finding, calls, ours, theirs) for finding in findings),
+        calls=calls,
+        elapsed_s=time.perf_counter() - started,
+    )
+
+
+def _opened(run: Run | str | Path) -> Run:
+    return open_run(run) if isinstance(run, (str, Path)) else run
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _judge_steps(
+    subject: Run,
+    reference: Run,
+    parts: Sequence[tuple[int, int]],
+    mapping: Mapping | None,
+    rules: str,
+    progress: Callable[[int, int], None],
+) -> Iterator[JudgedCall]:
+    trails: dict[int, Trail] = {}
+    stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+    for at, (rank, step) in enumerate(parts):
+        trail = trails.setdefault(rank, Trail())
+        trail.begin_step(step)
+        pairs = match_calls(
+            _sharing_stacks(subject.records(rank, step), stacks), _sharing_stacks(reference.records(rank, step), stacks), mapping
+        )
+        measure = _Measuring(subject, reference, rank, step)
+        for done, pair in enumerate(pairs):
+            yield judge_call(pair, [measure(slot) for slot in pair.slots], rules, trail)
+            progress(at * _SHARE + (done + 1) * _SHARE // len(pairs), len(parts) * _SHARE)
+
+
+def _judge_again(judged: Sequence[JudgedCall], rules: str, operands: DType) -> list[JudgedCall]:
+    """Judge the same measurements with the yardstick of a machine that rounds the operands of matrix products."""
+    trails: dict[int, Trail] = {}
+    again: list[JudgedCall] = []
+    for call in judged:
+        record = call.pair.record
+        trail = trails.setdefault(record.rank, Trail(operands=operands))
+        if trail.step != record.step:
+            trail.begin_step(record.step)
+        again.append(judge_call(call.pair, [slot.measurement for slot in call.slots], rules, trail))
+    return again
+
+
+def _sharing_stacks(records: Iterable[CallRecord], stacks: dict[tuple[Frame, ...], tuple[Frame, ...]]) -> Iterator[CallRecord]:
+    """Equal stacks become one object: a run has as many records as calls, but only as many stacks as lines."""
+    for record in records:
+        yield replace(record, stack=stacks.setdefault(record.stack, record.stack))
+
+
+class _Measuring:
+    """Measures the slots of one rank and step, each pair of values once."""
+
+    def __init__(self, subject: Run, reference: Run, rank: int, step: int) -> None:
+        self._read_subject = lambda content: subject.tensor(rank, step, content)
+        self._read_reference = lambda content: reference.tensor(rank, step, content)
+        self._known: dict[Hashable, Measurement] = {}
+
+    def __call__(self, slot: SlotPair) -> Measurement:
+        key = (_value(slot.subject), _value(slot.reference))
+        if None in key:
+            return measure_slot(slot, self._read_subject, self._read_reference)
+        if key not in self._known:
+            if len(self._known) >= _MEMORY:
+                self._known.clear()
+            self._known[key] = measure_slot(slot, self._read_subject, self._read_reference)
+        return self._known[key]
+
+
+def _value(record: TensorRecord | None) -> Hashable | None:
+    """What a measurement depends on; None where nothing identifies the values."""
+    if record is None or (record.fingerprint is None and record.content is None):
+        return None
+    return record.fingerprint, record.content, record.dtype, record.shape
+
+
+def _check_common(judged: Sequence[JudgedCall], subject: Run, reference: Run) -> None:
+    calls = [call.pair for call in judged if call.pair.record.level != "state"]
+    if calls and not any(pair.subject and pair.reference for pair in calls):
+        ours, theirs = ([pair.record for pair in calls if getattr(pair, side) is not None] for side in ("subject", "reference"))
+        raise NothingComparableError(
+            f"no call is in both runs: the subject {subject.path} has {_calls_text(ours)}, the reference {reference.path} has "
+            f"{_calls_text(theirs)}; record both at the same level, or map renamed calls with --mapping"
+        )
+
+
+def _calls_text(records: Sequence[CallRecord]) -> str:
+    if not records:
+        return "no calls"
+    levels = ", ".join(sorted({record.level for record in records}))
+    return f"{len(records)} of level {levels} such as {records[0].name}"
+
+
+def _coverage(subject: Run, reference: Run, overlap: Overlap) -> Coverage:
+    sides = (("subject", subject), ("reference", reference))
+    ranks = sorted({rank for rank, _ in overlap.common})
+    return Coverage(
+        notes=overlap.notes,
+        incomplete=tuple(
+            f"step {step} of rank {rank} of the {side}"
+            for side, run in sides
+            for rank, step in overlap.common
+            if not run.is_complete(rank, step)
+        ),
+        ledgers={side: tuple(entry for rank in ranks for entry in run.ledger(rank)) for side, run in sides},
+    )
+
+
+def _with_histograms(finding: Finding, calls: Sequence[JudgedCall], subject: Run, reference: Run) -> Finding:
+    """The distributions of the slot that a fault points at, where both sides kept its values."""
+    if finding.level != "fault" or not finding.slot:
+        return finding
+    slot = next((slot for call in calls if _is_at(finding, call) for slot in call.slots if str(slot.pair.slot) == finding.slot), None)
+    return replace(finding, histograms=_histograms(finding, slot.pair, subject, reference)) if slot else finding
+
+
+def _is_at(finding: Finding, call: JudgedCall) -> bool:
+    record = call.pair.record
+    return (record.rank, record.step, record.phase, record.order, str(record.call)) == (
+        finding.rank,
+        finding.step,
+        finding.phase,
+        finding.order,
+        finding.call,
+    )
+
+
+def _histograms(finding: Finding, slot: SlotPair, subject: Run, reference: Run) -> tuple[Histogram, ...]:
+    ours, theirs = slot.subject, slot.reference
+    if ours is None or theirs is None or ours.content is None or theirs.content is None or finding.rank is None or finding.step is None:
+        return ()
+    return histograms(
+        subject.tensor(finding.rank, finding.step, ours.content), reference.tensor(finding.rank, finding.step, theirs.content)
+    )

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps, and what is recorded beside calls: parameters, buffers, batch, random generators, optimizers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from tests.capture.recording import recording, slot_of, slots_of
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int = 1) -> None:
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+
+def test_parameters_buffers_and_batch_stand_at_the_start_of_a_step() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    weight = model[0].weight.detach().clone()
+    with recording() as run:
+        _train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    start = run.one("state.parameters", "start")
+
+    assert slots_of(start)[:2] == ["parameter.0.weight", "parameter.0.bias"]
+    assert {"buffer.1.running_mean", "buffer.1.running_var"} < set(slots_of(start))
+    assert torch.equal(run.array(start, "parameter.0.weight"), weight)
+    assert torch.equal(run.array(run.one("state.batch", "start"), "input.0"), torch.ones(2, 3))
+
+
+def test_an_optimizer_step_has_gradients_before_and_parameters_and_state_after() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125)
+    with recording() as run:
+        _train(model, optimizer)
+    record = run.one("optimizer.AdamW", "optimizer")
+
+    assert torch.equal(run.array(record, "gradient.weight"), model.weight.grad)
+    assert torch.equal(run.array(record, "mutated.weight"), model.weight)
+    assert torch.equal(run.array(record, "state.weight.exp_avg"), optimizer.state[model.weight]["exp_avg"])
+    assert record.arguments is not None
+    assert record.arguments.kwargs is not None
+    (group,) = record.arguments.kwargs["groups"]
+    assert (group["lr"], group["params"]) == (0.125, ["weight", "bias"])
+    assert not [record for record in run.records if "mul_" in record.call.op], "the optimizer's own arithmetic is not recorded"
+
+
+def test_random_generators_are_fingerprinted_without_being_drawn_from() -> None:
+    def rng() -> dict[str, str]:
+        with recording() as run:
+            torch.ones(1)
+        (record,) = run.calls("state.rng", "start")
+        assert record.arguments is not None
+        return dict(record.arguments.kwargs or {})
+
+    torch.manual_seed(1)
+    first, again = rng(), rng()
+    random.random()
+    torch.rand(1)
+    other = rng()
+    assert first == again
+    assert first["torch"] != other["torch"]
+    assert first["python"] != other["python"]
+    assert first["numpy"] == other["numpy"]
+
+
+def test_names_begin_anew_with_each_step_and_unwanted_steps_are_left_out() -> None:
+    with recording(steps=[1]) as run:
+        for _ in range(3):
+            torch.ones(1).exp()
+            run.session.step()
+    assert run.run.steps(0) == (1,)
+    assert str(run.one("Tensor.exp").call) == "Tensor.exp.0"
+
+
+def test_steps_are_found_from_the_optimizer() -> None:
+    model = nn.Linear(3, 2)
+    with recording(find_steps=True) as run:
+        _train(model, torch.optim.SGD(model.parameters(), lr=0.1), num_steps=3)
+    assert run.run.steps(0) == (0, 1, 2)
+    assert all(run.run.is_complete(0, step) for step in (0, 1, 2))
+
+
+def test_with_several_optimizers_the_first_one_that_steps_is_the_clock() -> None:
+    generator, critic = nn.Linear(3, 3), nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (critic, generator)]
+    with recording(find_steps=True) as run:
+        for _ in range(2):
+            critic(generator(torch.ones(2, 3))).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert run.run.steps(0) == (0, 1, 2), "what follows the last step of the clock is a step of its own"
+    assert len(run.calls("optimizer.SGD", "optimizer")) == 4
+
+
+def test_a_step_that_the_scaler_skips_is_a_step() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with recording(find_steps=True) as run:
+        for factor in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 3)).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert run.run.steps(0)[:3] == (0, 1, 2)
+    assert any("GradScaler skipped it" in line for line in run.ledger)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_step_is_complete_unless_the_program_failed_in_it(complete: bool) -> None:
+    run = None
+    try:
+        with recording() as run:
+            torch.ones(1)
+            if not complete:
+                raise KeyError
+    except KeyError:
+        pass
+    assert run is not None
+    assert run.run.is_complete(0, 0) is complete
+
+
+def test_wrappers_leave_no_trace_in_names() -> None:
+    class DataParallelLike(nn.DataParallel):
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return self.module(*inputs)  # type: ignore[no-any-return]
+
+    model = DataParallelLike(nn.Sequential(nn.Linear(3, 3)))
+    with recording() as run:
+        model(torch.ones(1, 3))
+    assert run.one("functional.linear").module == "0"
+    assert slot_of(run.one("state.parameters", "start"), "parameter.0.weight").shape == (3, 3)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each private name of torch that capture leans on, and what breaks when it goes."""
+
+from __future__ import annotations
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ulpscope.capture import torch_internals
+
+
+def test_sequence_numbers_grow_with_nodes_and_lie_in_the_range_of_their_call() -> None:
+    """Without them a backward node cannot be tied to the call that made it."""
+    x = torch.ones(2, requires_grad=True)
+    first = torch_internals.next_sequence_number()
+    y = x.exp().sin()
+    last = torch_internals.next_sequence_number()
+    assert y.grad_fn is not None
+    assert first <= torch_internals.sequence_number(y.grad_fn) < last
+
+
+def test_the_node_of_a_leaf_has_the_largest_number() -> None:
+    """Without it the walk over a call's nodes would run on into the parameters."""
+    x = torch.ones(2, requires_grad=True)
+    grad_fn = x.exp().grad_fn
+    assert grad_fn is not None
+    node = grad_fn.next_functions[0][0]
+    assert torch_internals.sequence_number(node) == torch_internals.ACCUMULATE_GRAD
+    assert node.variable is x  # type: ignore[union-attr]
+
+
+def test_a_backward_pass_has_a_number_and_a_current_node() -> None:
+    """Without it a recomputed forward looks like a new call, and operations of the backward pass have no place."""
+    seen: list[tuple[int, int]] = []
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    y.register_hook(lambda _: seen.append((torch_internals.graph_task(), torch_internals.sequence_number(torch_internals.current_node()))))
+    assert torch_internals.graph_task() == -1
+    y.sum().backward()
+    assert seen[0][0] >= 0
+    assert y.grad_fn is not None
+    assert seen[0][1] == torch_internals.sequence_number(y.grad_fn)
+
+
+def test_a_storage_keeps_its_identity_across_views_and_while_it_is_watched() -> None:
+    """Without it every tensor would be read again at every use."""
+    x = torch.ones(4)
+    watch = StorageWeakRef(x.untyped_storage())
+    identity = torch_internals.storage_identity(x)
+    assert identity == torch_internals.storage_identity(x[1:]) == torch_internals.storage_identity(x.detach())
+    del x
+    assert watch.expired()
+    others = [torch.ones(4) for _ in range(1000)]
+    assert identity not in {torch_internals.storage_identity(other) for other in others}, "a watched address is not used again"
+
+
+def test_transforms_are_noticed() -> None:
+    """Without it values inside vmap would be read from memory that is not there."""
+    seen: list[tuple[bool, bool]] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append((torch_internals.inside_transform(), torch_internals.is_traced(x)))
+        return x * 2
+
+    torch.vmap(function)(torch.ones(3, 2))
+    assert seen == [(True, True)]
+    assert not torch_internals.inside_transform()
+
+
+def test_nobody_sees_what_happens_in_the_blind() -> None:
+    """Without it the user's own modes would count our arithmetic."""
+    seen: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, 2, requires_grad=True)
+    with Functions(), Operations(), torch.autocast("cpu", dtype=torch.bfloat16), torch_internals.blind():
+        y = torch.mm(x, x)
+    assert not seen
+    assert not y.requires_grad
+    assert y.dtype == torch.float32

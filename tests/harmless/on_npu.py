@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs on the emulated device, with and without a capture: `on_npu.py FOLDER` prints what differs as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from harmless import programs
+from harmless.test_harmless import allowed, recorded, recording
+from ulpscope.testing import npu
+
+NAMES = [
+    *("mlp", "conv_batch_norm", "gpt_unfused", "gpt_sdpa", "gpt_dropout", "tied_weights", "checkpoint_reentrant"),
+    *("checkpoint_not_reentrant", "in_place", "views_written_to", "autograd_function", "autocast_grad_scaler", "skipped_steps"),
+    *("gradient_accumulation", "users_hooks", "users_dispatch_mode", "flop_counter", "double_backward", "retain_graph", "evaluation"),
+    *("several_optimizers", "exception_in_mid_step"),
+]
+CASES = [("api", "statistics"), ("module", "statistics"), ("both", "tensors"), ("op", "tensors")]
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    npu.install()
+    wrong = {}
+    for number, name in enumerate(NAMES):
+        without = programs.run(name, programs.Nothing, "npu")
+        for level, keep in (CASES[0], CASES[1 + number % 3]):
+            folder = Path(sys.argv[1]) / f"{name}-{level}"
+            try:
+                found = programs.differences(without, programs.run(name, recording(folder, level, keep), "npu"))
+                calls, complaints = recorded(folder)
+                found += [text for text in complaints if not allowed(text)] + (["nothing was recorded"] if calls < 2 else [])
+            except Exception:
+                found = [traceback.format_exc()]
+            wrong[f"{name}-{level}-{keep}"] = "\n".join(found)
+    print(json.dumps(wrong))
+
+
+if __name__ == "__main__":
+    main()

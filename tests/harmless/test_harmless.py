@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording changes nothing: each program of programs.py, bitwise, with and without a capture, at every level."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ulpscope
+from harmless import programs
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+LEVELS = ("api", "module", "both", "op")
+KEEPS = ("statistics", "tensors")
+OTHERS = [("op", "statistics"), ("both", "tensors"), ("api", "tensors"), ("module", "statistics"), ("op", "tensors"), ("module", "tensors")]
+NAMES = sorted(programs.PROGRAMS)
+SOME = [(name, "api", "statistics") for name in NAMES] + [(name, *OTHERS[i % len(OTHERS)]) for i, name in enumerate(NAMES)]
+ALL = [case for case in itertools.product(NAMES, LEVELS, KEEPS) if case not in SOME]
+
+# What a capture says it does not see, and may.
+STATEMENTS = ("torch.compile",)
+
+
+def recording(folder: Path, level: str, keep: str) -> Any:
+    """What a program calls to be recorded; each of its captures goes to a run of its own."""
+
+    def record(model: Any = None, optimizer: Any = None) -> ulpscope.Capture:
+        return ulpscope.Capture(folder / "run", model, optimizer=optimizer, level=level, keep=keep)
+
+    return record
+
+
+def recorded(folder: Path) -> tuple[int, list[str]]:
+    """How many calls were recorded, and what the ledgers complain about."""
+    calls, complaints = 0, []
+    for path in sorted(folder.glob("run*")):
+        run = ulpscope.open_run(path)
+        for rank in run.ranks():
+            complaints += [f"{entry.what}: {entry.why}" for entry in run.ledger(rank)]
+            calls += sum(1 for step in run.steps(rank) for record in run.records(rank, step) if record.level != "state")
+    return calls, complaints
+
+
+def allowed(complaint: str) -> bool:
+    return any(statement in complaint for statement in STATEMENTS)
+
+
+def check(name: str, level: str, keep: str, folder: Path) -> None:
+    without = programs.run(name, programs.Nothing)
+    with_capture = programs.run(name, recording(folder, level, keep))
+    assert not (found := programs.differences(without, with_capture)), "\n".join(found)
+    calls, complaints = recorded(folder)
+    assert [text for text in complaints if not allowed(text)] == []
+    assert calls >= 2 or (name == "functional_transforms" and level == "module")
+
+
+@pytest.mark.parametrize(("name", "level", "keep"), SOME)
+def test_recording_changes_nothing(name: str, level: str, keep: str, tmp_path: Path) -> None:
+    check(name, level, keep, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "level", "keep"), ALL)
+def test_recording_changes_nothing_in_any_combination(name: str, level: str, keep: str, tmp_path: Path) -> None:
+    check(name, level, keep, tmp_path)
+
+
+def script(name: str) -> list[str]:
+    return [sys.executable, str(Path(__file__).with_name(name))]
+
+
+def test_on_the_emulated_device(tmp_path: Path) -> None:
+    done = subprocess.run([*script("on_npu.py"), str(tmp_path)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    wrong = json.loads(done.stdout.splitlines()[-1])
+    assert len(wrong) > 40
+    assert {case: found for case, found in wrong.items() if found} == {}
+
+
+def test_on_two_processes(tmp_path: Path) -> None:
+    """DistributedDataParallel, fully_shard and plain collectives, over gloo."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [*script("on_two_processes.py"), str(rank), str(tmp_path)],
+            env={**environment, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+    for rank in range(2):
+        wrong = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert len(wrong) == 12
+        assert {case: found for case, found in wrong.items() if found} == {}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every implementation of the passes: NumPy, and the kernel (built afresh from its source where there is a compiler) for each instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ulpscope.model import Summary
+from ulpscope.numerics import kernel
+from ulpscope.numerics.difference_kernel import DifferencePass, differencing_with
+from ulpscope.numerics.fingerprint import fingerprint_blocks
+from ulpscope.numerics.kernel import load_kernel, open_kernel
+from ulpscope.numerics.summary_kernel import fingerprinting_with, summarizing_with
+from ulpscope.numerics.summary_numpy import summarize_blocks
+
+Raw = npt.NDArray[np.uint8]
+TARGETS = {"plain": 0, "avx2": 1, "avx512": 2}
+
+
+@dataclass(frozen=True)
+class Implementation:
+    name: str
+    summarize: Callable[[str, Raw], tuple[Summary, str]]
+    fingerprint: Callable[[Raw], str]
+    difference: DifferencePass | None
+
+
+def _with_kernel(name: str, library: ctypes.CDLL) -> Implementation:
+    summarize, fingerprint = summarizing_with(library, TARGETS[name]), fingerprinting_with(library, TARGETS[name])
+    return Implementation(
+        name,
+        lambda dtype, raw: summarize(dtype, raw.ctypes.data, raw.size),
+        lambda raw: fingerprint(raw.ctypes.data, raw.size),
+        differencing_with(library, TARGETS[name]),
+    )
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL | None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return open_kernel()
+    source = Path(kernel.__file__).with_name("_kernel.c")
+    path = tmp_path_factory.mktemp("kernel") / "_kernel.so"
+    subprocess.run([compiler, "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
+    return load_kernel(path)
+
+
+@pytest.fixture(params=["numpy", *TARGETS])
+def implementation(request: pytest.FixtureRequest, library: ctypes.CDLL | None) -> Implementation:
+    name = request.param
+    if name == "numpy":
+        return Implementation(name, summarize_blocks, fingerprint_blocks, None)
+    if library is None:
+        pytest.skip("no compiled kernel: there is no C compiler here, and none was built on installation")
+    if library.ulpscope_level() < TARGETS[name]:
+        pytest.skip(f"this CPU has no {name}")
+    return _with_kernel(name, library)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison as it comes from a real run, and the same with every foreign string made as nasty as can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from report.sample import sample_comparison
+from ulpscope.model import CallName, CallRecord, Comparison, Frame, JudgedCall, Pair
+
+NASTY = "\x1b[31m[bold]=cmd()\r\n\u202e\x00</script>\ud800"
+
+
+@pytest.fixture(scope="session")
+def comparison() -> Comparison:
+    return sample_comparison()
+
+
+def with_names(call: JudgedCall, text: str) -> JudgedCall:
+    """The call with `text` wherever a run can put one."""
+
+    def renamed(record: CallRecord | None) -> CallRecord | None:
+        frame = Frame(text, 1, text, text)
+        return record and replace(record, call=CallName(text, 0), module=text, stack=(frame,))
+
+    pair = call.pair
+    names = Pair(subject=renamed(pair.subject), reference=renamed(pair.reference), matched_by=pair.matched_by, slots=pair.slots)
+    slots = tuple(replace(slot, verdict=replace(slot.verdict, reason=text)) for slot in call.slots)
+    return replace(call, pair=names, slots=slots)
+
+
+@pytest.fixture(scope="session")
+def nasty(comparison: Comparison) -> Comparison:
+    findings = tuple(
+        replace(finding, headline=NASTY, evidence=(NASTY,), next=NASTY, source=Frame(NASTY, 1, NASTY, NASTY))
+        for finding in comparison.findings
+    )
+    calls = tuple(with_names(call, NASTY) for call in comparison.calls)
+    return replace(comparison, subject_path=NASTY, findings=findings, calls=calls)
