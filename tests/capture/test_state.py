@@ -131,7 +131,8 @@ def test_wrappers_leave_no_trace_in_names() -> None:
             return self.module(*inputs)  # type: ignore[no-any-return]
 
     model = DataParallelLike(nn.Sequential(nn.Linear(3, 3)))
+    x = torch.ones(1, 3, device=next(model.parameters()).device)
     with recording() as run:
-        model(torch.ones(1, 3))
+        model(x)
     assert run.one("functional.linear").module == "0"
     assert slot_of(run.one("state.parameters", "start"), "parameter.0.weight").shape == (3, 3)

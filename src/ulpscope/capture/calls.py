@@ -99,7 +99,9 @@ def _full_name(func: Any) -> str:
 @functools.lru_cache(maxsize=8192)
 def makes_no_values(op: str) -> bool:
     """Whether the result is memory as it was found: torch.empty and its kin."""
-    return any(part in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided") for part in op.split("."))
+    return any(
+        part in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided") for part in op.split(".")
+    )
 
 
 def is_own_business(frame: FrameType | None) -> bool:
