@@ -51,10 +51,10 @@ web-check:
 	else echo '$(PAGE) is not what web/ builds: the new build now stands in its place, look at it and commit it.' >&2; exit 1; fi
 
 bench: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python bench/trunk.py $(if $(PEER),--peer-python $(PEER))
+	@$(BIN)/python bench/trunk.py $(if $(PEER),--peer-python $(PEER))
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis web/node_modules
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis web/node_modules ulpscope-demo
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 

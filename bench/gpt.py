@@ -54,8 +54,11 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def training(*, perturb: float = 0.0) -> tuple[GPT, torch.optim.Optimizer, Callable[[], None]]:
-    """The model, its optimizer and a function that trains one step. `perturb` scales every weight by 1 + perturb."""
+def training(*, perturb: float = 0.0) -> tuple[GPT, torch.optim.Optimizer, Callable[..., None]]:
+    """The model, its optimizer and a function that trains one step. `perturb` scales every weight by 1 + perturb.
+
+    The function calls what it is given between the backward and the update of the weights.
+    """
     torch.manual_seed(0)
     model = GPT()
     with torch.no_grad():
@@ -64,10 +67,11 @@ def training(*, perturb: float = 0.0) -> tuple[GPT, torch.optim.Optimizer, Calla
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     batch = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1))
 
-    def step() -> None:
+    def step(before_update: Callable[[], None] = lambda: None) -> None:
         optimizer.zero_grad()
         logits = model(batch[:, :-1])
         F.cross_entropy(logits.reshape(-1, VOCABULARY), batch[:, 1:].reshape(-1)).backward()
+        before_update()
         optimizer.step()
 
     return model, optimizer, step

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains under mindstudio-probe, in its own environment, and prints the seconds of each step as JSON. Run by trunk.py.
 
-Level L1 with risk_level ALL records every API that the tool wraps, forward and backward, as our level `api` does.
+Level L1 with risk_level ALL records every API that the tool wraps, forward and backward, as our level `api` does, and the calls inside
+the optimizer too, for which we write one record with the gradients, weights and state.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--perturb", type=float, default=0.0)
+    parser.add_argument("--without-optimizer", action="store_true", help="stop before the weights are updated")
     options = parser.parse_args()
 
     from msprobe.pytorch import PrecisionDebugger
@@ -37,8 +39,11 @@ def main() -> None:
     for _ in range(options.steps):
         begin = time.perf_counter()
         debugger.start(model=model)
-        step()
-        debugger.stop()
+        if options.without_optimizer:
+            step(before_update=debugger.stop)
+        else:
+            step()
+            debugger.stop()
         debugger.step()
         seconds.append(time.perf_counter() - begin)
     print(json.dumps({"steps": seconds, "close": 0.0}))

@@ -11,7 +11,9 @@ import copy
 import io
 import random
 import threading
-from collections import Counter
+import warnings
+from collections import Counter, namedtuple
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -1077,3 +1079,315 @@ def no_model_given(record, device):
             losses.append(loss.detach())
             capture.step()
     return outcome(losses, model, optimizer)
+
+
+class Duck:
+    """Not a tensor, but torch functions take it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return f"quack {func.__name__}"
+
+
+class Prickly:
+    """An argument that must not be looked at too closely."""
+
+    looked = 0
+
+    def __repr__(self):
+        raise Oops("do not print me")
+
+    def __eq__(self, other):
+        raise Oops("do not compare me")
+
+    def __hash__(self):
+        raise Oops("do not hash me")
+
+    @property
+    def shape(self):
+        type(self).looked += 1
+        return None
+
+
+class Counted(dict):
+    """A dictionary that counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, key):
+        type(self).reads += 1
+        return super().__getitem__(key)
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    more: Any = None
+
+
+class Awkward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, stream, prickly, table, pair, *rest, **options):
+        x = torch.stack(list(stream)) + table["bias"]
+        return Output(self.fc(x) * pair.left + pair.right, more=iter([rest, options]))
+
+
+@program
+def awkward_arguments(record, device):
+    """Generators that can be read once, objects that refuse to be printed, containers that count, results that are iterators."""
+    model, x = Awkward(), torch.randn(4, 8)
+    Counted.reads = Prickly.looked = 0
+    quacks = []
+
+    def loss_of(net):
+        stream = (row for row in x)
+        out = net(stream, Prickly(), Counted(bias=torch.ones(8)), Pair(2.0, torch.ones(1)), None, [Prickly()], key=Ellipsis, other=b"bytes")
+        rest, options = out.more
+        quacks.append((torch.add(Duck(), Duck()), torch.sum(Duck()), len(rest), sorted(options)))
+        return out.logits.square().mean()
+
+    result = train(record, model, sgd(model), loss_of)
+    return result | {"quacks": quacks, "reads": Counted.reads, "looked": Prickly.looked}
+
+
+@program
+def odd_layouts(record, device):
+    """Tensors without strides: sparse, compressed, jagged, oneDNN's own, quantized; and ones that share or lack memory."""
+    model, x = Mlp(), torch.randn(4, 8)
+    seen = []
+    shared = torch.randn(4, 8).share_memory_()
+    fixed = torch.from_numpy(np.arange(8.0, dtype=np.float32))
+
+    def loss_of(net):
+        csr = x.relu().to_sparse_csr()
+        coo = x.relu().to_sparse()
+        seen.extend([(csr @ x.t()), torch.sparse.mm(coo, x.t()), (coo * 2).to_dense()])
+        if torch.backends.mkldnn.is_available():
+            seen.append(x.to_mkldnn().relu().to_dense())
+        jagged = torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged)
+        seen.append((jagged * 2).sin().values())
+        freed = torch.randn(16)
+        doubled = freed * 2
+        freed.untyped_storage().resize_(0)
+        grown = torch.zeros(2).resize_(0)
+        return (net(shared) + fixed).square().mean() + doubled.sum() * 0 + grown.sum()
+
+    return train(record, model, sgd(model), loss_of, seen=seen)
+
+
+@program
+def lazy_modules(record, device):
+    model, x = nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(3)), torch.randn(4, 8)
+    losses = []
+    with record(model) as capture:
+        optimizer = None
+        for _ in range(2):
+            loss = model(x).square().mean()
+            optimizer = optimizer or sgd(model)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+            capture.step()
+    return outcome(losses, model, optimizer)
+
+
+@program
+def optimizer_in_backward(record, device):
+    """Each parameter is stepped as soon as its gradient is there, inside the backward pass."""
+    model, x, losses = Mlp().to(device), torch.randn(4, 8).to(device), []
+    optimizers = {p: torch.optim.SGD([p], lr=1e-2) for p in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    with record(model) as capture:
+        for _ in range(2):
+            loss = model(x).square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+            capture.step()
+    return outcome(losses, model, list(optimizers.values()))
+
+
+@program
+def tracing(record, device):
+    """A program that traces itself while it is recorded: symbolically, through proxies, and with fake tensors."""
+    import torch.fx
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model, x = Mlp(), torch.randn(4, 8)
+    seen = []
+
+    def loss_of(net):
+        graph = torch.fx.symbolic_trace(net)
+        flat = make_fx(lambda t: torch.sin(t) + 1)(x)
+        with FakeTensorMode() as fake:
+            shape = tuple((fake.from_tensor(x) @ torch.empty(8, 5)).t().shape)
+        seen.append((str(graph.graph), str(flat.code).strip(), shape))
+        return (graph(x) + flat(x)).square().mean()
+
+    return train(record, model, sgd(model), loss_of, seen=seen)
+
+
+@program
+def jit_tracing(record, device):
+    model, x = Mlp(), torch.randn(4, 8)
+    seen = []
+
+    def loss_of(net):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(net, x)
+        seen.append(str(traced.inlined_graph).count("aten::"))
+        return traced(x).square().mean()
+
+    return train(record, model, sgd(model), loss_of, seen=seen)
+
+
+@program
+def forward_mode(record, device):
+    import torch.autograd.forward_ad as forward_ad
+
+    model, x = Mlp(act=torch.tanh), torch.randn(4, 8)
+    seen = []
+
+    def loss_of(net):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            seen.append(forward_ad.unpack_dual(net(dual)).tangent.detach())
+        return net(x).square().mean()
+
+    return train(record, model, sgd(model), loss_of, seen=seen)
+
+
+@program
+def saved_tensors(record, device):
+    """Saved tensors moved away, packed, mutated on purpose; several gradients watched at once."""
+    model, x = Mlp().to(device), torch.randn(4, 8).to(device)
+    optimizer, losses, seen = sgd(model), [], []
+    with record(model, optimizer) as capture:
+        for _ in range(2):
+            optimizer.zero_grad()
+            parameters = tuple(model.parameters())
+            handle = torch.autograd.graph.register_multi_grad_hook(parameters, lambda grads: seen.append([g.clone() for g in grads]))
+            with torch.autograd.graph.save_on_cpu():
+                loss = model(x).square().mean()
+            with torch.autograd.graph.allow_mutation_on_saved_tensors():
+                y = x.clone().requires_grad_() * 1
+                z = y.square()
+                y.mul_(2)
+                z.sum().backward()
+                seen.append([z.detach()])
+            loss.backward()
+            handle.remove()
+            optimizer.step()
+            losses.append(loss.detach())
+            capture.step()
+    return outcome(losses, model, optimizer, seen=seen)
+
+
+@program
+def trained_in_a_thread(record, device):
+    """The capture is opened in one thread and the model trained in another."""
+    model, x = Mlp().to(device), torch.randn(4, 8).to(device)
+    optimizer, losses = sgd(model), []
+
+    def work():
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+
+    with record(model, optimizer) as capture:
+        (model(x) * 0).sum().backward()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        capture.step()
+    return outcome(losses, model, optimizer)
+
+
+@program
+def profiled(record, device):
+    """Under torch's profiler; what is counted are the user's own labels, not the time."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    model, x = Mlp(), torch.randn(4, 8)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+
+        def loss_of(net):
+            with record_function("mine"):
+                return net(x).square().mean()
+
+        result = train(record, model, sgd(model), loss_of)
+    return result | {"mine": sum(event.key == "mine" and event.count for event in profiler.key_averages())}
+
+
+@program
+def selective_checkpointing(record, device):
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    model, x = Mlp().to(device), torch.randn(4, 8).to(device)
+
+    def policy(ctx, op, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def loss_of(net):
+        y = checkpoint(net, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy))
+        return checkpoint(torch.sin, y, use_reentrant=False).square().mean()
+
+    return train(record, model, sgd(model), loss_of)
+
+
+@program
+def interrupted(record, device):
+    """KeyboardInterrupt, StopIteration and GeneratorExit are the user's business."""
+    model, x = Mlp().to(device), torch.randn(4, 8).to(device)
+    optimizer, caught = sgd(model), []
+
+    def samples():
+        with record(model, optimizer) as capture:
+            while True:
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                capture.step()
+                yield loss.detach()
+
+    stream = samples()
+    losses = [next(stream), next(stream)]
+    stream.close()
+    for kind in (KeyboardInterrupt, StopIteration, SystemExit):
+        try:
+            with record(model, optimizer):
+                model(x)
+                raise kind
+        except BaseException as error:
+            caught.append(type(error).__name__)
+    return outcome(losses, model, optimizer, caught=caught)
+
+
+@program
+def defaults_changed(record, device):
+    """Another default dtype, and a default device for what is made."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("cpu"):
+            model, x = Mlp(), torch.randn(4, 8)
+            return train(record, model, adam(model), lambda net: (net(x) + torch.rand(8)).square().mean())
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ulpscope
 from harmless import programs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 
@@ -65,6 +67,24 @@ def check(name: str, level: str, keep: str, folder: Path) -> None:
     assert calls >= 2 or (name == "functional_transforms" and level == "module")
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        torch.tensor([0.0, 1.0, float("nan")]),
+        torch.tensor([-0.0, 1.0 + 2**-23, float("nan")]),
+        torch.tensor([-0.0, 1.0, float("nan")], dtype=torch.float64),
+        torch.tensor([[-0.0, 1.0, float("nan")]]),
+        torch.tensor([-0.0, 5.0, 1.0, 5.0, float("nan")])[::2],
+    ],
+    ids=["sign of zero", "last bit", "dtype", "shape", "strides"],
+)
+def test_every_bit_is_compared(changed: torch.Tensor) -> None:
+    """The comparison that all of this rests on can fail."""
+    values = torch.tensor([-0.0, 1.0, float("nan")])
+    assert programs.differences({"a": [values]}, {"a": [values.clone()]}) == []
+    assert programs.differences({"a": [values]}, {"a": [changed]}) != []
+
+
 @pytest.mark.parametrize(("name", "level", "keep"), SOME)
 def test_recording_changes_nothing(name: str, level: str, keep: str, tmp_path: Path) -> None:
     check(name, level, keep, tmp_path)
@@ -84,7 +104,7 @@ def test_on_the_emulated_device(tmp_path: Path) -> None:
     done = subprocess.run([*script("on_npu.py"), str(tmp_path)], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     wrong = json.loads(done.stdout.splitlines()[-1])
-    assert len(wrong) > 40
+    assert len(wrong) > 20
     assert {case: found for case, found in wrong.items() if found} == {}
 
 

@@ -8,6 +8,8 @@ import math
 import operator
 import shutil
 import sys
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ulpscope.errors import DamagedRunError, InputError, MissingDependencyError, NotARunError
-from ulpscope.model import CallName, CallRecord, Frame, Slot
+from ulpscope.model import DTYPES, CallName, CallRecord, Frame, Slot
 from ulpscope.store.dump_json import open_dump, recognize
 from ulpscope.store.foreign import ForeignRun, Numbering, fingerprint, number_ranks, operation, summary
+from ulpscope.store.torch_archive import open_plain_tensor
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TENSORS_26 = GOLDEN / "msprobe-26" / "tensor-mix"
@@ -132,11 +135,10 @@ def test_parameter_gradients_come_after_the_backward(version: str) -> None:
     assert (gradient.phase, gradient.level, gradient.module) == ("backward", "module", "fc1")
     assert {str(slot.slot) for slot in gradient.slots} == {"gradient.weight", "gradient.bias"}
     first_backward = min(record.order for record in records if record.phase == "backward" and record.level == "api")
-    assert first_backward < gradient.order < orders["Tensor.add_.1"]
+    assert first_backward < orders["module.Linear.parameters_grad.1"] < gradient.order < orders["Tensor.add_.1"]
 
 
 def test_statistics_are_those_of_the_values() -> None:
-    torch = pytest.importorskip("torch")
     run = open_dump(TENSORS_26)
     checked = 0
     for record in run.records(0, 0):
@@ -146,24 +148,20 @@ def test_statistics_are_those_of_the_values() -> None:
                 continue
             data = run.tensor(0, 0, slot.content)
             assert (data.dtype, data.shape) == ("float32", slot.shape)
-            values = torch.frombuffer(bytearray(data.buffer), dtype=torch.float32).double()
+            values = np.frombuffer(data.buffer, "<f4").astype("f8")
             stats = slot.summary
             assert stats is not None
-            assert (stats.min, stats.max) == (values.min().item(), values.max().item())
-            assert stats.mean == pytest.approx(values.mean().item(), abs=1e-7)
-            assert stats.rms == pytest.approx(values.square().mean().sqrt().item(), rel=1e-6)
+            assert (stats.min, stats.max) == (values.min(), values.max())
+            assert stats.mean == pytest.approx(values.mean(), abs=1e-7)
+            assert stats.rms == pytest.approx(math.sqrt(np.square(values).mean()), rel=1e-6)
             assert stats.num_nonfinite == 0
             checked += 1
     assert checked == 7
 
 
 def test_checksums_are_crc32() -> None:
-    torch = pytest.importorskip("torch")
-    import zlib
-
     weight = open_dump(TENSORS_26).tensor(0, 0, "Functional.linear.0.forward.input.1.pt")
     linear = calls_of(open_dump(GOLDEN / "msprobe-26" / "md5-L1"))["functional.linear.0", "forward"]
-    assert torch is not None
     assert linear.slots[1].fingerprint == f"crc32:{zlib.crc32(weight.buffer):08x}"
 
 
@@ -178,7 +176,19 @@ def test_versions_agree_on_the_same_program() -> None:
                 theirs.shape,
                 theirs.summary and theirs.summary.max,
             )
-    assert old["Tensor.add_.0", "forward"].slots[0].summary == old["Tensor.add_.0", "forward"].slots[1].summary  # 1.0 looked after the call
+
+
+def test_inputs_that_were_recorded_after_an_in_place_call_are_not_called_inputs() -> None:
+    old, new = (calls_of(open_dump(GOLDEN / name / "statistics-L1"))["Tensor.add_.0", "forward"] for name in ("msprobe-1.0", "msprobe-26"))
+    assert [(str(slot.slot), slot.note) for slot in old.slots] == [("mutated.0", "recorded after the call"), ("output.0", "")]
+    assert [str(slot.slot) for slot in new.slots] == ["input.0", "output.0"]
+    assert old.slots[0].summary == old.slots[1].summary
+
+
+def test_one_in_place_call_that_changes_nothing_proves_nothing(tmp_path: Path) -> None:
+    data = {"Tensor.relu_.0.forward": call(leaf()), "Tensor.add_.0.forward": call(leaf(), output=[leaf(Max=7.0)])}
+    slots = [str(record.slots[0].slot) for record in open_dump(write_dump(tmp_path, data)).records(0, 0)]
+    assert slots == ["input.0", "input.0"]
 
 
 @pytest.mark.parametrize("below", [".", "step0", "step0/proc4711", "step0/proc4711/dump.json"])
@@ -399,15 +409,25 @@ def test_a_json_too_large_to_hold_is_refused_by_its_size(tmp_path: Path) -> None
         list(open_dump(tmp_path).records(0, 0))
 
 
-def test_deep_but_parsable_values_are_no_crash(tmp_path: Path) -> None:
-    depth = sys.getrecursionlimit() - 200
+@pytest.mark.parametrize(("depth", "is_read"), [(60, True), (70, False), (400, False)])
+def test_deep_but_parsable_values_are_no_crash(tmp_path: Path, depth: int, is_read: bool) -> None:
     data = '{"data": {"Torch.relu.0.forward": {"input_args": ' + "[" * depth + "]" * depth + "}}}"
     (tmp_path / "dump.json").write_text(data)
+    if is_read:
+        assert len(list(open_dump(tmp_path).records(0, 0))) == 1
+        return
     with pytest.raises(DamagedRunError, match="nests its values too deeply"):
         list(open_dump(tmp_path).records(0, 0))
 
 
-@pytest.mark.parametrize("shape", [[-1, 2], [1.5], "abc", None, [True], {"a": 1}, [[2]]])
+def test_a_dump_that_vanishes_is_one_sentence(tmp_path: Path) -> None:
+    run = open_dump(write_dump(tmp_path, {}))
+    (tmp_path / "dump.json").unlink()
+    with pytest.raises(DamagedRunError, match=r"cannot be opened \(No such file or directory\)"):
+        list(run.records(0, 0))
+
+
+@pytest.mark.parametrize("shape", [[-1, 2], [1.5], "abc", None, [True], {"a": 1}, [[2]], [2**63], [2**40, 2**40]])
 def test_a_shape_that_is_none_is_one_sentence(tmp_path: Path, shape: Any) -> None:
     run = open_dump(write_dump(tmp_path, {"Torch.relu.0.forward": call(leaf() | {"shape": shape})}))
     with pytest.raises(DamagedRunError, match=r"gives input\.0 of 'Torch\.relu\.0\.forward' the shape"):
@@ -591,15 +611,99 @@ def test_a_pt_file_that_holds_no_tensor_is_one_sentence(tmp_path: Path) -> None:
         run.tensor(0, 0, "x.pt")
 
 
-def test_without_torch_statistics_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_tensors_of_real_dumps_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     run = open_dump(TENSORS_26)
-    slot = calls_of(run)["functional.gelu.0", "forward"].slots[0]
-    assert slot.summary is not None
-    assert slot.summary.rms is not None
-    assert slot.content is not None
-    with pytest.raises(MissingDependencyError, match=r"Reading the tensor 'Functional\.gelu.*needs the package 'torch'.*'ulpscope\[torch\]'"):
-        run.tensor(0, 0, slot.content)
+    slots = [slot for record in run.records(0, 0) for slot in record.slots if slot.content]
+    values = {slot.content: np.frombuffer(run.tensor(0, 0, slot.content or "").buffer, "<f4") for slot in slots}
+    assert len(values) == 7
+    assert all(slot.summary and slot.summary.max == values[slot.content].max() for slot in slots)
+
+
+def test_without_torch_an_unusual_file_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    run = tensor_dump(tmp_path, "x.pt")
+    torch.save(torch.zeros(2, 3).to(torch.float8_e4m3fn), tmp_path / "dump_tensor_data" / "x.pt")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependencyError, match=r"Reading the tensor 'x\.pt' needs the package 'torch'.*'ulpscope\[torch\]'"):
+        run.tensor(0, 0, "x.pt")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda torch: torch.arange(6.0).reshape(2, 3),
+        lambda torch: torch.arange(6.0).reshape(3, 2).t(),
+        lambda torch: torch.arange(40).reshape(4, 10)[1:3, 2:8:2],
+        lambda torch: torch.arange(3.0).expand(2, 3),
+        lambda torch: torch.nn.Parameter(torch.ones(2, 3)),
+        lambda torch: torch.tensor(2.5, dtype=torch.float64),
+        lambda torch: torch.zeros(0, 3),
+        lambda torch: torch.tensor([1 + 2j]),
+        lambda torch: torch.arange(6).to(torch.bfloat16),
+        lambda torch: torch.tensor([True, False]),
+        lambda torch: torch.zeros(1, 2, 3, 1, 1),
+    ],
+)
+def test_plain_tensors_are_found_without_torch(tmp_path: Path, make: Any) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = make(torch)
+    torch.save(tensor, tmp_path / "x.pt")
+    data = open_plain_tensor(tmp_path / "x.pt")
+    assert data is not None
+    assert (data.dtype, data.shape) == (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    assert bytes(data.buffer) == tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _rewritten(file: Path, change: Any, compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, change(name, content))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda file: _rewritten(file, lambda name, content: content[:8] if name.endswith("data/0") else content),
+        lambda file: _rewritten(file, lambda name, content: b"big" if name.endswith("byteorder") else content),
+        lambda file: _rewritten(
+            file, lambda name, content: b"cbuiltins\nexec\n(Vraise SystemExit\ntR." if name.endswith(".pkl") else content
+        ),
+        lambda file: _rewritten(file, lambda name, content: b"." * (1 << 17) if name.endswith(".pkl") else content),
+        lambda file: _rewritten(file, lambda name, content: content[:30] if name.endswith(".pkl") else content),
+        lambda file: _rewritten(
+            file, lambda name, content: content.replace(b"FloatStorage", b"BloatStorage") if name.endswith(".pkl") else content
+        ),
+        lambda file: _rewritten(file, lambda name, content: content, zipfile.ZIP_DEFLATED),
+        lambda file: file.write_bytes(file.read_bytes()[:-50]),
+        lambda file: file.write_bytes(b""),
+    ],
+)
+def test_what_is_not_plain_is_left_alone(tmp_path: Path, spoil: Any) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save(torch.arange(6.0), tmp_path / "x.pt")
+    spoil(tmp_path / "x.pt")
+    assert open_plain_tensor(tmp_path / "x.pt") is None
+
+
+def test_a_small_file_that_claims_a_huge_tensor_is_one_sentence(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    run = tensor_dump(tmp_path, "x.pt", (1 << 40, 4))
+    torch.save(torch.zeros(1, 1).expand(1 << 40, 4), tmp_path / "dump_tensor_data" / "x.pt")
+    with pytest.raises(DamagedRunError, match=r"is a small file that claims a tensor of shape \[1099511627776, 4\]"):
+        run.tensor(0, 0, "x.pt")
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_any_pickle_is_read_or_left_alone(tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int) -> None:
+    whole = (GOLDEN / "msprobe-26/tensor-mix/step0/proc4711/dump_tensor_data/Functional.gelu.0.forward.input.0.pt").read_bytes()
+    file = tmp_path_factory.mktemp("any") / "x.pt"
+    file.write_bytes(whole)
+    _rewritten(file, lambda name, content: content[:at] + noise + content[at + len(noise) :] if name.endswith(".pkl") else content)
+    data = open_plain_tensor(file)
+    assert data is None or len(bytes(data.buffer)) == math.prod(data.shape) * DTYPES[data.dtype].size_bytes
 
 
 def test_a_file_that_vanishes_is_one_sentence(tmp_path: Path) -> None:

@@ -333,6 +333,7 @@ CHECKS |= {f"equal to cpu: {name}": (lambda name=name: equal_to_cpu(name)) for n
 def main() -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "`torch.jit.*is deprecated", DeprecationWarning)
+    warnings.filterwarnings("ignore", "Sparse CSR tensor support")
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     npu.install(stand_in_torch_npu=True)
     failures = {}

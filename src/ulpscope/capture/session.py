@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.capture.calls import caller, is_own_business
@@ -27,7 +28,7 @@ from ulpscope.capture.recorder import CallRecorder, OpenCall
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.state import OptimizerProbe
 from ulpscope.capture.tensors import Keep
-from ulpscope.capture.torch_internals import graph_task, without_function_modes
+from ulpscope.capture.torch_internals import graph_task, inside_transform, is_jit_tracing, without_function_modes
 from ulpscope.capture.walk import Found, encode_arguments
 from ulpscope.errors import CaptureWarning
 from ulpscope.model import Arguments, LedgerEntry, Level, Sink, Slot
@@ -124,7 +125,7 @@ class CaptureSession:
     @property
     def is_recording(self) -> bool:
         """Whether calls of this thread are recorded right now."""
-        return self._is_recording and (threading.get_ident() == self._thread or graph_task() != -1)
+        return self._is_recording and (threading.get_ident() == self._thread or graph_task() != -1) and not is_jit_tracing()
 
     @property
     def current_step(self) -> int:
@@ -233,7 +234,7 @@ class CaptureSession:
         opened = None
         pushed = False
         try:
-            if is_outermost and graph_task() == -1:
+            if is_outermost and graph_task() == -1 and not inside_transform():
                 self._safely("record the state of the model", self._describe_model, module, args, kwargs)
             if is_opaque or self._level in ("module", "both"):
                 opened = self.open_call(f"module.{type(module).__name__}", args, kwargs, level="module")
@@ -288,7 +289,7 @@ class CaptureSession:
             self._described.add(id(module))
             found: list[Found] = [(Slot.parse(f"parameter.{name}"), tensor) for name, tensor in self._modules.named_parameters(module)]
             found += [(Slot.parse(f"buffer.{name}"), tensor) for name, tensor in self._modules.named_buffers(module)]
-            self._recorder.write_state("state.parameters", "start", found)
+            self._recorder.write_state("state.parameters", "start", [(slot, tensor) for slot, tensor in found if not is_lazy(tensor)])
         arguments, batch = encode_arguments(args, kwargs)
         self._recorder.write_state("state.batch", "start", batch, arguments)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ulpscope.capture.modules import ModuleStack
-from ulpscope.capture.torch_internals import blind
+from ulpscope.capture.torch_internals import blind, inside_transform
 from ulpscope.capture.walk import Found, encode_arguments
 from ulpscope.model import Modes, Slot, TensorRecord
 
@@ -36,6 +36,8 @@ def surrounding_modes(found: list[Found], module: torch.nn.Module | None) -> Mod
 def random_generators() -> dict[str, Any]:
     """A short fingerprint of each random generator, without drawing from it."""
     states: dict[str, Any] = {"python": _digest(repr(random.getstate()).encode())}
+    if inside_transform():  # there even the state of a generator has no memory
+        return states
     with blind():
         states["torch"] = _digest(torch.get_rng_state().numpy().tobytes())
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ulpscope.capture.torch_internals import blind, is_traced, storage_identity
+from ulpscope.capture.torch_internals import blind, is_fake, is_traced, storage_identity
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
 from ulpscope.numerics.summary import fingerprint_address, summarize_address
 
@@ -61,12 +61,15 @@ class TensorReader:
         """Describe one tensor. Call it where no function mode is active."""
         dtype = self._dtypes.get(tensor.dtype) or self._dtypes.setdefault(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         device = self._devices.get(tensor.device) or self._devices.setdefault(tensor.device, str(tensor.device))
-        strided = tensor.layout is torch.strided and not tensor.is_nested
+        if tensor.is_nested:
+            note = f"nested tensor of shape {tuple(tensor.shape) if tensor.layout is torch.jagged else '?'}: values are not read"
+            return TensorRecord(slot=slot, dtype=dtype, shape=(), device=device, requires_grad=tensor.requires_grad, note=note)
+        strided = tensor.layout is torch.strided
         values = self._values(tensor, dtype) if strided else _Values(note=f"layout {tensor.layout}: values are not read")
         return TensorRecord(
             slot=slot,
             dtype=dtype,
-            shape=tuple(tensor.shape),
+            shape=tuple(map(int, tensor.shape)),
             strides=tensor.stride() if strided else None,
             device=device,
             requires_grad=tensor.requires_grad,
@@ -109,6 +112,8 @@ class TensorReader:
         return entry[1]
 
     def _values_of_subclass(self, tensor: torch.Tensor, dtype: str) -> _Values:
+        if is_fake(tensor):
+            return _Values(note="fake tensor: it has no values")
         to_local = getattr(tensor, "to_local", None)
         if to_local is None:
             return self._read(tensor, dtype)
@@ -120,7 +125,7 @@ class TensorReader:
     def _read(self, tensor: torch.Tensor, dtype: str) -> _Values:
         plain = _on_cpu(tensor)
         size_bytes = plain.numel() * plain.element_size()
-        address = plain.data_ptr()
+        address = _address(plain)
         if address == 0 and size_bytes:
             return _Values(note=f"{type(tensor).__name__} has no memory of its own: values are not read")
         content = self._store(dtype, tuple(plain.shape), _buffer(address, size_bytes)) if self._keep == "tensors" else None
@@ -137,6 +142,14 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with blind():
         return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where the values lie; 0 where they lie nowhere."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _buffer(address: int, size_bytes: int) -> Any:

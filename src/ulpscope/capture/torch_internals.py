@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "current_node",
     "graph_task",
     "inside_transform",
+    "is_fake",
+    "is_jit_tracing",
     "is_traced",
     "next_sequence_number",
     "sequence_number",
@@ -65,6 +68,16 @@ def inside_transform() -> bool:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor belongs to a transform or a tracer and has no values of its own."""
     return bool(_functorch.is_functorch_wrapped_tensor(tensor)) or torch._is_functional_tensor(tensor)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape and no values: the compiler's stand-ins."""
+    return isinstance(tensor, FakeTensor)
+
+
+def is_jit_tracing() -> bool:
+    """Whether torch.jit.trace is writing down what is called: whatever we did would become part of the user's graph."""
+    return torch._C._get_tracing_state() is not None
 
 
 without_function_modes = torch._C.DisableTorchFunction

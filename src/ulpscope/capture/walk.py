@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ __all__ = ["Found", "encode_arguments", "tensors_in"]
 
 Found = tuple[Slot, torch.Tensor]
 
+_NAMED = (type, FunctionType, BuiltinFunctionType, MethodType)
 _LONGEST_CONTAINER = 4096
 _LONGEST_TEXT = 200
 _DEEPEST = 32
@@ -101,7 +103,10 @@ def _type_name(value: Any) -> str:
 
 def _short_repr(value: Any) -> str:
     """What tells two objects apart without an address that changes from run to run."""
-    if isinstance(value, type) or callable(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if isinstance(value, _NAMED):  # of anything else even an attribute may not be asked for: a tracer would record the question
+        return f"{value.__module__}.{value.__qualname__}"
     has_own_repr = any("__repr__" in ancestor.__dict__ for ancestor in type(value).__mro__[:-1])
-    return repr(value)[:_LONGEST_TEXT] if has_own_repr else ""
+    try:
+        return repr(value)[:_LONGEST_TEXT] if has_own_repr else ""
+    except Exception:
+        return "(cannot be printed)"

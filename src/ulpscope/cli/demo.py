@@ -93,8 +93,9 @@ def _record(command: list[str], **environment: str) -> None:
         [sys.executable, "-m", *command], env={**os.environ, **environment}, capture_output=True, text=True, errors="replace", check=False
     )
     if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
-        raise UlpscopeError(f"the recording '{' '.join(command)}' ended with exit code {done.returncode}: {last}")
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip() and not line.startswith("ulpscope:")]
+        reason = lines[-1] if lines else "it said nothing more"
+        raise UlpscopeError(f"the recording '{' '.join(command)}' ended with exit code {done.returncode}: {reason}")
     for line in done.stdout.splitlines():
         click.echo(f"  {line}")
 

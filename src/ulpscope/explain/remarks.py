@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from ulpscope.explain.missing import lone_text
 from ulpscope.explain.rng import rng_differences
-from ulpscope.explain.views import StepView
+from ulpscope.explain.views import StepView, common_levels
 from ulpscope.explain.wording import count, listed, slot_text
-from ulpscope.model import Finding, JudgedCall
+from ulpscope.model import Finding, JudgedCall, JudgedSlot
 
 __all__ = ["remark_on_arguments", "remark_on_missing", "remark_on_parameters", "remark_on_rng"]
 
@@ -25,25 +25,25 @@ def remark_on_rng(views: Sequence[StepView]) -> list[Finding]:
 
 
 def remark_on_parameters(views: Sequence[StepView]) -> list[Finding]:
-    """Parameters that are not the same bits at the very start, but within rounding."""
+    """Parameters that are not the same bits at the very start and lead to nothing, or exist on one side only."""
     for view in views:
         slots = [slot for call in view.state("state.parameters") for slot in call.slots]
-        near = [slot_text(slot.pair.slot) for slot in slots if slot.verdict.level == "rounding"]
-        lone = [slot_text(slot.pair.slot) for slot in slots if slot.verdict.level == "unmatched"]
-        texts = [(near, "differ within rounding")] if view.previous is None else []
-        found = [
-            f"{count(len(names), 'parameter or buffer')} {what}: {listed(names)}"
-            for names, what in [*texts, (lone, "on one side only")]
-            if names
+        apart = [slot for slot in slots if view.previous is None and slot.verdict.level not in ("same", "unmatched")]
+        groups = [
+            (apart, "are not the same bits"),
+            ([slot for slot in slots if slot.verdict.level == "unmatched"], "exist on one side only"),
         ]
+        found = [_parameters_note(view, group, what) for group, what in groups if group]
         if found:
-            return [
-                Finding(
-                    level="note", kind="parameters", headline=f"{text}, step {view.step}, rank {view.rank}", step=view.step, rank=view.rank
-                )
-                for text in found
-            ]
+            return found
     return []
+
+
+def _parameters_note(view: StepView, slots: Sequence[JudgedSlot], what: str) -> Finding:
+    names = listed([slot_text(slot.pair.slot) for slot in slots])
+    many = f"{len(slots)} parameter{'s' if len(slots) > 1 else ''} or buffer{'s' if len(slots) > 1 else ''}"
+    headline = f"{many} {what} at the start of step {view.step}, rank {view.rank}: {names}"
+    return Finding(level="note", kind="parameters", headline=headline, step=view.step, rank=view.rank, evidence=(slots[0].verdict.reason,))
 
 
 def remark_on_arguments(views: Sequence[StepView]) -> list[Finding]:
@@ -70,21 +70,17 @@ def remark_on_arguments(views: Sequence[StepView]) -> list[Finding]:
 
 
 def remark_on_missing(views: Sequence[StepView]) -> list[Finding]:
-    lone = [call for call in _calls(views) if call.contribution == "unmatched"]
-    again = [call for call in lone if call.pair.record.recompute]
-    lone = [call for call in lone if not call.pair.record.recompute]
-    findings = []
-    if lone:
-        findings.append(Finding(level="note", kind="calls", headline=lone_text(lone)))
-    if again:
-        findings.append(
-            Finding(
-                level="note",
-                kind="calls",
-                headline=f"{count(len(again), 'recomputed call')} on one side only: activation checkpointing differs",
-            )
-        )
-    return findings
+    calls = _calls(views)
+    levels = common_levels(calls)
+    lone = [call for call in calls if call.contribution == "unmatched"]
+    texts = []
+    if again := [call for call in lone if call.pair.record.recompute]:
+        texts.append(f"{count(len(again), 'recomputed call')} on one side only: activation checkpointing differs")
+    if missing := [call for call in lone if not call.pair.record.recompute and call.pair.record.level in levels]:
+        texts.append(lone_text(missing))
+    for level in sorted({call.pair.record.level for call in lone} - levels):
+        texts.append(f"only one side was recorded at level {level}: those calls are not compared")
+    return [Finding(level="note", kind="calls", headline=text) for text in texts]
 
 
 def _calls(views: Sequence[StepView]) -> list[JudgedCall]:

@@ -10,7 +10,7 @@ from typing import Literal
 from ulpscope.explain.contributions import entered, is_beyond, made
 from ulpscope.model import JudgedCall, JudgedSlot, RunInfo
 
-__all__ = ["Divergence", "StepView", "first_divergence", "worst"]
+__all__ = ["Divergence", "StepView", "common_levels", "first_divergence", "worst"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,9 @@ class StepView:
 
     @property
     def leads_to_difference(self) -> bool:
-        """Whether a call diverges; also where no call was recorded that could tell."""
-        return self.divergence is not None or all(call.pair.record.phase == "start" for call in self.calls)
+        """Whether a call diverges; also where no call was recorded or measured that could tell."""
+        calls = [call for call in self.calls if call.pair.record.phase != "start"]
+        return self.divergence is not None or not calls or any(call.contribution == "unknown" for call in calls)
 
 
 def worst(slots: Sequence[JudgedSlot]) -> JudgedSlot | None:
@@ -55,15 +56,22 @@ def worst(slots: Sequence[JudgedSlot]) -> JudgedSlot | None:
     return max(differing, key=lambda slot: slot.verdict.multiple or 0.0, default=None)
 
 
+def common_levels(calls: Sequence[JudgedCall]) -> set[str]:
+    """The levels of which both sides have calls; what is of another level is not missing, it was not asked for."""
+    sides = ({getattr(call.pair, side).level for call in calls if getattr(call.pair, side)} for side in ("subject", "reference"))
+    return set.intersection(*sides)
+
+
 def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
     lone: list[JudgedCall] = []
+    levels = common_levels(calls)
     is_first_call = True
     for at, call in enumerate(calls):
         record = call.pair.record
         if record.phase == "start":
             continue
         if call.contribution == "unmatched":
-            if not record.recompute:
+            if not record.recompute and record.level in levels:
                 lone = [call] if not lone or calls[at - 1] is not lone[-1] else [*lone, call]
             continue
         slot = worst(entered(call))

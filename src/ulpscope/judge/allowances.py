@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import TypeAlias
 
 from ulpscope.model import Measurement, SlotPair, Verdict
@@ -17,18 +18,19 @@ class Allowance:
     """What an honest call may err by in one slot.
 
     `units` is the relative rounding error of the dtype, `entering` the worst distance of what enters the call, `drift` the largest
-    distance that honest calls have reached so far. `size` is the rms of the slot; `terms`, `carried` and `narrowed` are
-    absolute too (see conditioning).
+    distance that honest calls have reached so far. `error` is the absolute difference of the slot; `terms`, `carried`
+    and `narrowed` are absolute too (see conditioning).
     """
 
     units: float = 0.0
     entering: float = 0.0
-    size: float = 0.0
+    error: float = inf
     terms: float = 0.0
     carried: float = 0.0
     narrowed: float = 0.0
     drift: float = 0.0
     is_given: bool = False
+    is_start: bool = False
     is_known_honest: bool = False
     can_flip: bool = False
     inputs_agree: bool = True

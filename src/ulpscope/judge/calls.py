@@ -8,6 +8,7 @@ gradients and by the values of its forward call; a result of an optimizer by the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from ulpscope.errors import InputError
 from ulpscope.judge.allowances import Allowance, Rule
@@ -40,7 +41,8 @@ def judge_call(pair: Pair, measurements: Sequence[Measurement], rules: str = "de
         return JudgedCall(pair=pair)
     measured = list(enumerate(zip(pair.slots, measurements, strict=True)))
     receives = {at: pair.record.receives(slot.slot) for at, (slot, _) in measured}
-    judged = {at: _judge_given(slot, found, rule, trail) for at, (slot, found) in measured if receives[at] or pair.record.phase == "start"}
+    is_start = pair.record.phase == "start"
+    judged = {at: _judge_given(slot, found, rule, trail, is_start) for at, (slot, found) in measured if receives[at] or is_start}
     entering = Entering.of(pair, tuple(judged.values()), trail)
     drift = 0.0
     for at, (slot, found) in measured:
@@ -58,11 +60,12 @@ def judge_call(pair: Pair, measurements: Sequence[Measurement], rules: str = "de
     return call
 
 
-def _judge_given(slot: SlotPair, found: Measurement, rule: Rule, trail: Trail) -> JudgedSlot:
+def _judge_given(slot: SlotPair, found: Measurement, rule: Rule, trail: Trail, is_start: bool) -> JudgedSlot:
     allowance = Allowance(
         units=rounding_units(coarsest(dtypes_of(slot))),
         drift=max(trail.drift, trail.gradient_apart(slot.slot), trail.parameters_apart(slot.slot)),
         is_given=True,
+        is_start=is_start,
         is_known_honest=values_key(slot) in trail.honest,
     )
     return JudgedSlot(slot, found, rule(slot, found, allowance))
@@ -77,7 +80,7 @@ def _judge_made(pair: Pair, slot: SlotPair, found: Measurement, entering: Enteri
     allowance = Allowance(
         units=rounding_units(coarsest([*entering.dtypes, *dtypes_of(slot)])),
         entering=entering.apart,
-        size=own.rms if own else 0.0,
+        error=own.error if own else inf,
         terms=scale.terms,
         carried=scale.carried,
         narrowed=entering.narrowed_error(record, own, trail.operands) if own and trail.operands else 0.0,

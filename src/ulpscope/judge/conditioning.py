@@ -107,7 +107,7 @@ def scale_backward(
 def _contraction(inputs: Sequence[Size], out: Size) -> Scale:
     """A sum over k products; k follows from the numbers of elements, since those of A (m k), B (k n) and C (m n) give k*k."""
     a, b, *added = sorted(inputs, key=lambda one: one.numel, reverse=True)
-    root = (a.numel * b.numel / max(out.numel, 1)) ** 0.25
+    root = sqrt(sqrt(a.numel * b.numel / max(out.numel, 1)))
     carried = root * (_times(a.error, b.rms) + _times(b.error, a.rms))
     carried = max(carried, scale_plain([a, b], out).carried) + max((one.error for one in added), default=0.0)
     return Scale(max(out.rms, root * a.rms * b.rms, *(one.rms for one in added)), carried)
@@ -119,22 +119,26 @@ def _product(gradient: Size, other: Size, out: Size, summed: float, plain: Scale
     return Scale(max(out.rms, terms), max(plain.carried, carried))
 
 
-def _times(error: float, size: float) -> float:
-    """No error stays none and an unbounded one unbounded, whatever the size."""
-    return error * size if isfinite(error) else inf
-
-
 def narrowed_error(record: CallRecord, gradients: Sequence[Size], inputs: Sequence[Size], out: Size, narrow: DType) -> float:
     """The absolute error of a call whose products round their operands to a narrower format, with that format's range."""
     if plain_name(record.call) not in CONTRACTIONS or record.level == "module":
         is_composite = record.level == "module" or plain_name(record.call) in _COMPOSITES
         return threshold("rounding_low") * narrow.eps / 2 * out.rms if is_composite else 0.0
     operands = sorted(inputs, key=lambda one: one.numel, reverse=True)[:2]
-    products = [(gradient, one) for gradient in gradients for one in operands] if record.phase == "backward" else [operands]
-    return threshold("systemic") * max((_narrowed_product(*two, out, narrow) for two in products if len(two) == 2), default=0.0)
+    if not operands:
+        return 0.0
+    products = (
+        [(gradient, one) for gradient in gradients for one in operands] if record.phase == "backward" else [(operands[0], operands[-1])]
+    )
+    return threshold("systemic") * max((_narrowed_product(a, b, out, narrow) for a, b in products), default=0.0)
 
 
 def _narrowed_product(a: Size, b: Size, out: Size, narrow: DType) -> float:
-    root = (a.numel * b.numel / max(out.numel, 1)) ** 0.25
+    root = sqrt(sqrt(a.numel * b.numel / max(out.numel, 1)))
     unit, smallest = narrow.eps / 2, narrow.tiny * narrow.eps / 2
     return root * (max(a.rms * unit, smallest) * b.rms + max(b.rms * unit, smallest) * a.rms)
+
+
+def _times(error: float, size: float) -> float:
+    """No error stays none and an unbounded one unbounded, whatever the size."""
+    return error * size if isfinite(error) else inf

@@ -29,9 +29,10 @@ __all__ = ["derived", "verdict_without_numbers"]
 def derived(pair: SlotPair, measurement: Measurement, allowance: Allowance) -> Verdict:
     settled = verdict_without_numbers("derived", pair, measurement)
     if settled is not None:
-        return settled
+        is_other_start = allowance.is_start and isinstance(measurement, FingerprintMeasurement) and not _is_floating(pair)
+        return Verdict("differs", "exact", "differs bitwise", inf) if is_other_start and settled.level == "unmeasured" else settled
     assert isinstance(measurement, (TensorMeasurement, SummaryMeasurement))
-    if not any(one.is_floating for one in dtypes_of(pair)):
+    if not _is_floating(pair):
         return _exact(measurement, allowance)
     if allowance.is_given:
         return _given(measurement, allowance)
@@ -51,6 +52,10 @@ def verdict_without_numbers(rule: str, pair: SlotPair, measurement: Measurement)
     if isinstance(measurement, FingerprintMeasurement):
         return Verdict("unmeasured", rule, "differs bitwise, size unknown: only fingerprints were kept")
     return None
+
+
+def _is_floating(pair: SlotPair) -> bool:
+    return any(one.is_floating for one in dtypes_of(pair))
 
 
 def _other_shape(rule: str, subject: TensorRecord, reference: TensorRecord) -> Verdict:
@@ -103,15 +108,15 @@ def _made(pair: SlotPair, measurement: TensorMeasurement | SummaryMeasurement, a
 
 def _error_and_limit(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> tuple[float, float]:
     """Absolute where the sizes are known, else relative to the reference."""
-    amplification = threshold("amplification")
     limit = _limit(allowance)
     if isinstance(measurement, TensorMeasurement):
         if measurement.num_nan_disagree or measurement.num_inf_disagree:
             return inf, limit
         if not isinstance(measurement.rms_error, Undefined) and not isinstance(measurement.max_abs, Undefined) and limit:
             return max(measurement.rms_error, measurement.max_abs / threshold("peak")), limit
-    relative = allowance.units + amplification * allowance.entering
-    return measurement.distance, max(relative, limit / allowance.size if allowance.size else 0.0)
+    elif limit and isfinite(allowance.error):
+        return allowance.error, limit
+    return measurement.distance, allowance.units + threshold("amplification") * allowance.entering
 
 
 def _limit(allowance: Allowance) -> float:

@@ -42,7 +42,18 @@ def _named(arguments: Arguments) -> dict[str, str]:
     """Each argument as a text, positional ones under their position; what is a tensor or a device says only so."""
     named: dict[str, Any] = {f"argument {at}": value for at, value in enumerate(arguments.args)}
     named.update(arguments.kwargs or {})
-    return {name: _text(value) for name, value in named.items()}
+    return {name: _text(value) for given, whole in named.items() for name, value in _leaves(given, whole)}
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Settings inside groups by their own names: `groups.0.lr`."""
+    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
+        value = {str(at): part for at, part in enumerate(value)}
+    if isinstance(value, dict) and value and not any(key.startswith("$") for key in value):
+        for key, part in value.items():
+            yield from _leaves(f"{name}.{key}", part)
+    else:
+        yield name, value
 
 
 def _drop_passed_otherwise(ours: dict[str, str], theirs: dict[str, str]) -> None:

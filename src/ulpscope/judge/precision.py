@@ -2,17 +2,16 @@
 """Systemic precision: a side whose matrix products round their operands to a narrower format, in every call.
 
 That is a property of the machine and one finding, not a fault in a thousand calls. It is recognised where products on
-bitwise equal inputs differ by what such operands give (0.8 units of the format, as noise: neither a scale nor a few elements), and
+inputs that agree differ by what such operands give (0.8 units of the format, as noise: neither a scale nor a few elements), and
 no such product agrees. Only matrix products and convolutions qualify: a wrong kernel that errs alike in every call does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import sqrt
+from collections.abc import Sequence
 
 from ulpscope.judge.conditioning import CONTRACTIONS, plain_name
-from ulpscope.judge.sizes import dtypes_of, is_equal
+from ulpscope.judge.sizes import distance, dtypes_of, is_coherent
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement, Undefined
 
@@ -22,25 +21,27 @@ FORMATS = (DTYPES["float16"], DTYPES["bfloat16"])
 """Formats of operands, finest first. TF32 has float16's precision and a wider range."""
 
 
-def operand_format(calls: Iterable[JudgedCall]) -> DType | None:
+def operand_format(calls: Sequence[JudgedCall]) -> DType | None:
     """The format that explains how matrix products differ; None where they agree or differ otherwise."""
-    results = [slot for call in calls if _is_telling(call) for slot in call.slots if slot.pair.slot.role == "output"]
     for narrow in FORMATS:
-        like = sum(_errs_like(slot, narrow) for slot in results)
+        results = [slot for call in calls if _is_telling(call, narrow) for slot in call.slots if slot.pair.slot.role == "output"]
+        like = [slot for slot in results if _errs_like(slot, narrow)]
+        beyond = sum(slot.verdict.level == "differs" for slot in like)
         needed = 1 if all(isinstance(slot.measurement, TensorMeasurement) for slot in results) else 2
-        if like >= needed and like >= 0.75 * len(results):
+        if beyond >= needed and len(like) >= threshold("systemic_share") * len(results):
             return narrow
     return None
 
 
-def _is_telling(call: JudgedCall) -> bool:
-    """A matrix product in full precision, forward, whose inputs agree bitwise."""
+def _is_telling(call: JudgedCall, narrow: DType) -> bool:
+    """A matrix product in full precision, forward, whose inputs agree far better than its result would."""
     record = call.pair.record
     if record.phase != "forward" or record.level == "module" or plain_name(record.call) not in CONTRACTIONS or record.recompute:
         return False
-    given = [slot for slot in call.slots if record.receives(slot.pair.slot)]
+    given = [distance(slot.measurement) for slot in call.slots if record.receives(slot.pair.slot)]
     dtypes = [one for slot in call.slots for one in dtypes_of(slot.pair)]
-    return bool(given) and all(is_equal(slot.measurement) for slot in given) and all(one.mantissa >= 23 for one in dtypes)
+    near = threshold("systemic_low") * narrow.eps / 8
+    return bool(given) and all(apart is not None and apart <= near for apart in given) and all(one.mantissa >= 23 for one in dtypes)
 
 
 def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
@@ -51,7 +52,6 @@ def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
         return measurement.equal is not True and 0 < measurement.distance <= high
     if not isinstance(measurement, TensorMeasurement) or measurement.num_nan_disagree or measurement.num_inf_disagree:
         return False
-    if isinstance(measurement.rel_l2, Undefined) or isinstance(measurement.cosine, Undefined):
+    if isinstance(measurement.rel_l2, Undefined) or is_coherent(measurement):
         return False
-    is_noise = sqrt(max(2 * (1 - measurement.cosine), 0.0)) >= measurement.rel_l2 / 2 and measurement.distance <= 1.5 * measurement.rel_l2
-    return is_noise and low <= measurement.rel_l2 <= high
+    return measurement.distance <= 1.5 * measurement.rel_l2 and low <= measurement.rel_l2 <= high

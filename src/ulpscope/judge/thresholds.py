@@ -82,6 +82,12 @@ THRESHOLDS: tuple[Threshold, ...] = (
         "the same 0.8 units with room for correlated operands",
     ),
     Threshold(
+        "systemic_share",
+        0.75,
+        "share of the matrix products on agreeing inputs that have to err like a narrower format",
+        "one product that agrees bitwise by luck (tiny operands) does not speak against it; half of them do",
+    ),
+    Threshold(
         "systemic",
         8.0,
         "times the error of narrower operands that a matrix product may err by once they are recognised",

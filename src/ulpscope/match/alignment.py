@@ -29,7 +29,13 @@ _PASSES = 4
 
 
 def align(left: Sequence[Sketch], right: Sequence[Sketch]) -> list[Match]:
-    """Positions that belong together, ascending on both sides."""
+    """Positions that belong together, ascending on both sides; the same whichever side is called left."""
+    if (len(left), [one.place for one in left]) > (len(right), [one.place for one in right]):
+        return [(i, j) for j, i in _align(right, left)]
+    return _align(left, right)
+
+
+def _align(left: Sequence[Sketch], right: Sequence[Sketch]) -> list[Match]:
     matches: list[Match] = []
     blocks: list[Block] = [(0, len(left), 0, len(right))]
     keys = [(list(a), list(b)) for a, b in zip(_columns(left), _columns(right), strict=True)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ulpscope.model import CallRecord
 
-__all__ = ["PAIRABLE", "Sketch", "sketch"]
+__all__ = ["PAIRABLE", "Sketch", "plain_op", "sketch"]
 
 PAIRABLE = 4.0
 """The score above which two calls may be paired: the same operation with something else in common."""
@@ -44,10 +45,14 @@ class Sketch:
     line: tuple[str, str]
     fingerprints: tuple[str | None, str | None]
 
+    @property
+    def place(self) -> tuple[str, str, str, tuple[tuple[int, ...], ...], tuple[str, str]]:
+        return self.level, self.module, self.op, self.inputs, self.line
+
     def keys(self) -> tuple[Hashable, ...]:
         """From the strictest to the loosest."""
         return (
-            (self.level, self.module, self.op, self.inputs, self.line),
+            self.place,
             (self.level, self.module, self.op, self.inputs),
             (self.level, self.leaf, self.plain, self.inputs),
             (self.level, self.plain, self.inputs),
@@ -92,6 +97,7 @@ def sketch(record: CallRecord, module: str | None = None, op: str | None = None)
     )
 
 
+@lru_cache(maxsize=4096)
 def plain_op(op: str) -> str:
     """The operation whatever it is called through: `add` for torch.add, Tensor.add_, __iadd__ and aten.add.Tensor."""
     parts = [part for part in op.split(".") if part]

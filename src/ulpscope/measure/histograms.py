@@ -65,11 +65,11 @@ def _range(blocks: Blocks) -> tuple[float, float] | None:
 
 def _edges(low: float, high: float, bins: int) -> Floats:
     if low == high:
-        half = abs(low) / 2 or 0.5
-        low, high = low - half, high + half
-    limit = float(np.finfo(np.float64).max)
-    edges: Floats = np.linspace(max(low, -limit) / 2, min(high, limit) / 2, bins + 1) * 2  # halves, since their difference cannot overflow
-    edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
+        half, limit = abs(low) / 2 or 0.5, float(np.finfo(np.float64).max)
+        low, high = max(low - half, -limit), min(high + half, limit)
+    share = np.linspace(0.0, 1.0, bins + 1)
+    edges: Floats = np.maximum.accumulate(low * (1 - share) + high * share)  # a range itself may overflow, a weighted sum does not
+    edges[-1] = high
     return edges
 
 

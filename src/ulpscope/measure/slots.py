@@ -35,7 +35,7 @@ def measure_slot(pair: SlotPair, read_subject: Read, read_reference: Read) -> Me
     equal = _fingerprints_equal(subject, reference)
     if subject.content is not None and reference.content is not None:
         if equal:
-            return measure_equal(subject)
+            return measure_equal(subject, subject.summary or reference.summary)
         return _measure_values(read_subject(subject.content), read_reference(reference.content))
     if subject.summary is not None and reference.summary is not None:
         return measure_summaries(subject.dtype, subject.summary, reference.dtype, reference.summary, equal)

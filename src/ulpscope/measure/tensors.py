@@ -8,11 +8,12 @@ over all elements: the same NaN or infinity on both sides is within, a disagreem
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from ulpscope.measure.metrics import METRICS
-from ulpscope.model import DTYPES, Metric, TensorData, TensorMeasurement, TensorRecord, Undefined
+from ulpscope.model import DTYPES, Metric, Summary, TensorData, TensorMeasurement, TensorRecord, Undefined
 from ulpscope.numerics.casting import as_bytes, real_dtype, reals, widen
 from ulpscope.numerics.difference import Difference, difference
 from ulpscope.numerics.ulp import BUCKETS, quantile
@@ -43,28 +44,31 @@ def measure_tensors(subject: TensorData, reference: TensorData) -> TensorMeasure
     )
 
 
-def measure_equal(record: TensorRecord) -> TensorMeasurement:
-    """The measurement of two tensors known to be equal, without their values: from the statistics of one of them."""
-    summary = record.summary
-    parts = 2 if record.dtype.startswith("complex") else 1
-    numel = math.prod(record.shape) * parts
-    nonfinite = (summary.num_nonfinite or 0) if summary else 0
-    rms = (summary.rms if summary else None) or 0.0
+def measure_equal(record: TensorRecord, summary: Summary | None) -> TensorMeasurement:
+    """The measurement of two tensors known to be equal, without their values: from the statistics of either."""
+    numel = math.prod(record.shape) * (2 if record.dtype.startswith("complex") else 1)
+    if summary is None:
+        found = _measurement(_no_difference(numel, 0, 1.0))
+        unknown = Undefined("no statistics were kept, and the values were not read")
+        return replace(found, cosine=unknown, max_rel=0.0, rms_subject=0.0, rms_reference=0.0)
+    return _measurement(_no_difference(numel, summary.num_nonfinite or 0, summary.rms or 0.0))
+
+
+def _no_difference(numel: int, nonfinite: int, rms: float) -> Difference:
+    finite = numel - nonfinite
     fraction, exponent = math.frexp(rms)
-    squares = fraction * fraction * (numel - nonfinite)
+    squares = fraction * fraction * finite
     counts = np.zeros(BUCKETS, np.int64)
-    counts[0] = numel - nonfinite
-    return _measurement(
-        Difference(
-            numel=numel,
-            sum_squares_subject=squares,
-            sum_squares_reference=squares,
-            sum_products=squares,
-            within=[numel - nonfinite] * 3,
-            nonfinite=nonfinite,
-            ulp_counts=counts,
-            exponent=exponent,
-        )
+    counts[0] = finite
+    return Difference(
+        numel=numel,
+        sum_squares_subject=squares,
+        sum_squares_reference=squares,
+        sum_products=squares,
+        within=[finite] * 3,
+        nonfinite=nonfinite,
+        ulp_counts=counts,
+        exponent=exponent,
     )
 
 

@@ -30,6 +30,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+#define BLOCKWISE static __attribute__((noinline)) /* called once for each block: inlined, the file would compile twice as long */
 #define UNALIGNED __attribute__((aligned(1), may_alias))
 
 /* The numbers are those of KINDS in kernel.py. CODES: one byte for each element, its value looked up in a table. */
@@ -229,7 +230,7 @@ static void flush(uint32_t slices[SLICES][BUCKETS], struct difference *out) {
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,f16c,prefer-vector-width=512")
 #endif
-#include __FILE__
+#include "_kernel.c"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
@@ -246,7 +247,7 @@ static void flush(uint32_t slices[SLICES][BUCKETS], struct difference *out) {
 #pragma GCC push_options
 #pragma GCC target("avx2,f16c")
 #endif
-#include __FILE__
+#include "_kernel.c"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
@@ -258,7 +259,7 @@ static void flush(uint32_t slices[SLICES][BUCKETS], struct difference *out) {
 
 #define TARGET plain
 #define WIDTH 16
-#include __FILE__
+#include "_kernel.c"
 #undef TARGET
 #undef WIDTH
 
@@ -340,7 +341,7 @@ typedef int16_t V_I16 __attribute__((vector_size(WIDTH / 4)));
 #define LANES 16           /* of a sum: the same for every width */
 #define REGISTERS (LANES / PER)
 #define WIDEN(vector) __builtin_convertvector(vector, V_F64)
-#define LOADER(name, vector_type)                                                                                        \
+#define LOADER(name, vector_type)                                                                                                          \
     INLINE vector_type NAME(load_##name)(const void *p) {                                                                                  \
         vector_type v;                                                                                                                     \
         memcpy(&v, p, sizeof v);                                                                                                           \
@@ -420,7 +421,7 @@ INLINE double NAME(total)(const V_F64 parts[REGISTERS]) {
 }
 
 /* Fingerprint of `words` whole words. A lane does what the definition's loop does, with the ratio of a whole round of lanes. */
-INLINE void NAME(fingerprint_words)(const uint8_t *p, size_t words, uint64_t *s0, uint64_t *s1) {
+BLOCKWISE void NAME(fingerprint_words)(const uint8_t *p, size_t words, uint64_t *s0, uint64_t *s1) {
 #if WIDTH >= 32
     enum { STRIDE = 4 * PER };
     V_U64 sum[4] = {{0}}, weighted[4] = {{0}};
@@ -469,7 +470,7 @@ INLINE void NAME(fingerprint_words)(const uint8_t *p, size_t words, uint64_t *s0
 }
 
 /* Appends the fingerprint of a block; only the last block may have a rest of bytes. */
-INLINE void NAME(fingerprint_block)(const uint8_t *p, size_t size_bytes, uint64_t *s0, uint64_t *s1) {
+BLOCKWISE void NAME(fingerprint_block)(const uint8_t *p, size_t size_bytes, uint64_t *s0, uint64_t *s1) {
     size_t words = size_bytes / 8, rest = size_bytes % 8;
     uint64_t total, all;
     NAME(fingerprint_words)(p, words, &total, &all);
@@ -491,7 +492,7 @@ static void NAME(fingerprint)(const uint8_t *p, size_t size_bytes, uint64_t sums
 
 /* Sum and sum of squares of a block. */
 #define SUMS(type, storage)                                                                                                                \
-    INLINE void NAME(sums_##type)(const uint8_t *p, size_t n, int finite, double *sum, double *sum_squares) {                               \
+    INLINE void NAME(sums_##type)(const uint8_t *p, size_t n, int finite, double *sum, double *sum_squares) {                              \
         V_F64 s[REGISTERS] = {{0}}, q[REGISTERS] = {{0}};                                                                                  \
         size_t i = 0;                                                                                                                      \
         for (; i + LANES <= n; i += LANES)                                                                                                 \
@@ -517,7 +518,7 @@ static void NAME(fingerprint)(const uint8_t *p, size_t size_bytes, uint64_t sums
  * largest signed and the largest and smallest unsigned bits hold minimum and maximum; no ordered key has to be made for each element. */
 #define FLOAT_BLOCK(type, U, S, SIGN, EXPONENT, SMALLEST_NORMAL)                                                                           \
     SUMS(type, U)                                                                                                                          \
-    INLINE void NAME(summarize_##type)(const uint8_t *bytes, size_t n, struct summary *out) {                                              \
+    BLOCKWISE void NAME(summarize_##type)(const uint8_t *bytes, size_t n, struct summary *out) {                                           \
         typedef U UNALIGNED unaligned;                                                                                                     \
         const unaligned *p = (const unaligned *)bytes;                                                                                     \
         const U sign = (U)(SIGN), exponent = (U)(EXPONENT), magnitudes = (U)((U)(SIGN) - 1);                                               \
@@ -568,9 +569,9 @@ FLOAT_BLOCK(float16, uint16_t, int16_t, 0x8000u, 0x7C00u, 0x0400u)
 FLOAT_BLOCK(bfloat16, uint16_t, int16_t, 0x8000u, 0x7F80u, 0x0080u)
 #undef FLOAT_BLOCK
 
-#define INTEGER_BLOCK(type, T, U)                                                                                                             \
+#define INTEGER_BLOCK(type, T, U)                                                                                                          \
     SUMS(type, T)                                                                                                                          \
-    INLINE void NAME(summarize_##type)(const uint8_t *bytes, size_t n, struct summary *out) {                                              \
+    BLOCKWISE void NAME(summarize_##type)(const uint8_t *bytes, size_t n, struct summary *out) {                                           \
         typedef T UNALIGNED unaligned;                                                                                                     \
         const unaligned *p = (const unaligned *)bytes;                                                                                     \
         T low = p[0], high = p[0];                                                                                                         \
@@ -626,7 +627,7 @@ static void NAME(summarize)(int kind, const uint8_t *p, size_t size_bytes, const
 
 /* Decoding a block to doubles, padded with zeros to whole vectors. */
 #define DECODE_BLOCK(type, storage)                                                                                                        \
-    INLINE void NAME(decode_block_##type)(const uint8_t *p, size_t n, double *out) {                                                       \
+    BLOCKWISE void NAME(decode_block_##type)(const uint8_t *p, size_t n, double *out) {                                                    \
         size_t i = 0;                                                                                                                      \
         for (; i + PER <= n; i += PER) {                                                                                                   \
             V_F64 x = NAME(decode_##type)(p + sizeof(storage) * i, 0);                                                                     \
@@ -651,7 +652,7 @@ DECODE_BLOCK(uint32, uint32_t)
 DECODE_BLOCK(uint16, uint16_t)
 #undef DECODE_BLOCK
 
-INLINE void NAME(decode_block)(int kind, const uint8_t *p, size_t n, const double *values, double *out) {
+BLOCKWISE void NAME(decode_block)(int kind, const uint8_t *p, size_t n, const double *values, double *out) {
     switch (kind) {
     case FLOAT64: NAME(decode_block_float64)(p, n, out); break;
     case FLOAT32: NAME(decode_block_float32)(p, n, out); break;
@@ -673,7 +674,7 @@ INLINE void NAME(decode_block)(int kind, const uint8_t *p, size_t n, const doubl
 
 /* Distances in units in the last place of a block, from the places of its values; positions that are not kept count as 0. */
 #define ULP_BLOCK(name, STORAGE, U, PLACE)                                                                                                 \
-    INLINE void NAME(ulp_##name)(const uint8_t *subject, const uint8_t *reference, size_t n, const uint8_t *keep, const int64_t *order,    \
+    BLOCKWISE void NAME(ulp_##name)(const uint8_t *subject, const uint8_t *reference, size_t n, const uint8_t *keep, const int64_t *order, \
                                  struct difference *out, uint32_t slices[SLICES][BUCKETS]) {                                               \
         typedef STORAGE UNALIGNED unaligned;                                                                                               \
         const unaligned *p = (const unaligned *)subject, *q = (const unaligned *)reference;                                                \
@@ -735,7 +736,7 @@ ULP_BLOCK(uint16, uint16_t, uint16_t, ITSELF)
 #undef PLACE_CODE
 #undef ITSELF
 
-INLINE void NAME(ulp_block)(int kind, const uint8_t *p, const uint8_t *q, size_t n, const uint8_t *keep, const int64_t *order,
+BLOCKWISE void NAME(ulp_block)(int kind, const uint8_t *p, const uint8_t *q, size_t n, const uint8_t *keep, const int64_t *order,
                             struct difference *out, uint32_t slices[SLICES][BUCKETS]) {
     switch (kind) {
     case FLOAT64: NAME(ulp_float64)(p, q, n, keep, order, out, slices); break;
@@ -782,7 +783,7 @@ INLINE uint64_t NAME(pair_count)(const V_I64 masks[PAIR_REGISTERS]) {
 }
 
 /* Sum of squares of a padded block. */
-INLINE double NAME(squares)(const double *a, size_t padded) {
+BLOCKWISE double NAME(squares)(const double *a, size_t padded) {
     V_F64 sum[PAIR_REGISTERS] = {{0}};
     for (size_t i = 0; i < padded; i += PAIR_LANES)
         for (size_t r = 0; r < PAIR_REGISTERS; r++) {
@@ -793,7 +794,7 @@ INLINE double NAME(squares)(const double *a, size_t padded) {
 }
 
 /* Everything that is a sum or a maximum of float64 values, over one padded block, into a fresh `part`. */
-INLINE void NAME(compare_values)(const double *a, const double *b, size_t padded, struct part *part) {
+BLOCKWISE void NAME(compare_values)(const double *a, const double *b, size_t padded, struct part *part) {
     V_F64 sum_abs[PAIR_REGISTERS] = {{0}}, squares[PAIR_REGISTERS] = {{0}}, subject[PAIR_REGISTERS] = {{0}};
     V_F64 reference[PAIR_REGISTERS] = {{0}}, products[PAIR_REGISTERS] = {{0}}, most[PAIR_REGISTERS] = {{0}};
     for (size_t i = 0; i < padded; i += PAIR_LANES)
@@ -833,7 +834,7 @@ INLINE void NAME(compare_values)(const double *a, const double *b, size_t padded
     part->sign_flips = NAME(pair_count)(flips);
 }
 
-INLINE void NAME(add_part)(const struct part *part, size_t not_elements, struct difference *out) {
+BLOCKWISE void NAME(add_part)(const struct part *part, size_t not_elements, struct difference *out) {
     out->sum_abs += part->sum_abs;
     out->sum_squares += part->sum_squares;
     out->sum_squares_subject += part->sum_squares_subject;
@@ -847,7 +848,7 @@ INLINE void NAME(add_part)(const struct part *part, size_t not_elements, struct 
 }
 
 /* A block whose bytes are the same on both sides. */
-INLINE void NAME(add_equal_block)(double *a, size_t n, size_t padded, struct difference *out) {
+BLOCKWISE void NAME(add_equal_block)(double *a, size_t n, size_t padded, struct difference *out) {
     double sum = NAME(squares)(a, padded);
     size_t nonfinite = 0;
     if (sum - sum != 0) {

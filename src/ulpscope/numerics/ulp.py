@@ -41,18 +41,15 @@ def common_dtype(subject: str, reference: str) -> DType | None:
 def places(entry: DType, values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """The place of each finite value after rounding to a floating dtype (nearest, ties to even).
 
-    A value in the binade of exponent e is (e - e_min + 1) binades of 2**mantissa places up, plus its fraction; a fraction
-    that rounds up to a whole binade carries into the next one by itself. Beyond the largest number the places go on.
+    Each binade holds 2**mantissa places, and the significand, implicit bit included, counts the places within it. One that
+    rounds up to a whole binade carries into the next by itself. Beyond the largest number the places go on.
     """
     if entry.mantissa == 52:
         return places_of_bits(values.view(np.int64))
     magnitude = np.abs(values)
-    smallest_exponent = math.frexp(entry.tiny)[1]
-    fraction, exponent = np.frexp(magnitude)
-    binade = exponent.astype(np.int64) - smallest_exponent
-    normal = (binade << entry.mantissa) + np.rint(np.ldexp(fraction, entry.mantissa + 1)).astype(np.int64)
-    subnormal = np.rint(np.ldexp(magnitude, entry.mantissa + 1 - smallest_exponent)).astype(np.int64)
-    place = np.where(binade >= 0, normal, subnormal)
+    smallest = math.frexp(entry.tiny)[1]
+    exponent = np.where(magnitude < entry.tiny, smallest, np.frexp(magnitude)[1]).astype(np.int64)
+    place = ((exponent - smallest) << entry.mantissa) + np.rint(np.ldexp(magnitude, entry.mantissa + 1 - exponent)).astype(np.int64)
     return np.where(np.signbit(values), -place, place)
 
 

@@ -10,11 +10,12 @@ dump.json is needed; what is wrong with the other two goes to the ledger. Absolu
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ulpscope.errors import DamagedRunError, NotARunError
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, LedgerEntry, Phase, Role, RunInfo, Slot, TensorRecord
@@ -27,9 +28,11 @@ from ulpscope.store.foreign import (
     canonical_dtype,
     fingerprint,
     join_backward,
+    mark_late_inputs,
     number_ranks,
     operation,
     summary,
+    tensor_shape,
     user_frames,
 )
 
@@ -37,6 +40,8 @@ __all__ = ["open_dump", "recognize"]
 
 _MAX_JSON_BYTES = 2 << 30  # parsed it takes about eight times as much memory
 _HEAD_BYTES = 4096
+_MAX_DEPTH = 64
+_MAX_NAME = 1024
 
 _API_NAME = re.compile(r"(?P<namespace>.+?)\.(?P<name>.+)\.(?P<index>\d{1,9})\.(?P<phase>forward|backward)")
 _MODULE_NAME = re.compile(
@@ -64,8 +69,15 @@ def open_dump(path: Path) -> ForeignRun:
 
 
 def _head(file: Path) -> bytes:
-    with file.open("rb") as stream:
+    with _opened(file) as stream:
         return stream.read(_HEAD_BYTES)
+
+
+def _opened(file: Path) -> IO[bytes]:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise DamagedRunError(f"'{file}' cannot be opened ({error.strerror}); see whether it is still there and may be read") from None
 
 
 def _places(path: Path) -> Iterator[Place]:
@@ -93,6 +105,8 @@ def _rank_folders(path: Path) -> list[Path]:
 
 
 def _folders(path: Path, pattern: str) -> list[Path]:
+    if not os.access(path, os.R_OK | os.X_OK):
+        return []
     return sorted(entry for entry in path.iterdir() if re.fullmatch(pattern, entry.name) and entry.is_dir())
 
 
@@ -114,6 +128,8 @@ class _Name:
 
     @classmethod
     def parse(cls, text: str) -> _Name | None:
+        if len(text) > _MAX_NAME:
+            return None
         if match := _MODULE_NAME.fullmatch(text):
             path, kind, phase = match["path"] or "", match["kind"], match["phase"]
             return cls(f"module.{kind}", f"{path}.{kind}", int(match["index"] or 0), _phase(phase), path, phase == "parameters_grad")
@@ -150,10 +166,7 @@ def _read(place: Place) -> Reading:
         parents=_parents(_side_file(place, "construct.json", ledger)),
         kept=place.kept(),
     )
-    try:
-        return Reading(tuple(dump.records()), tuple(ledger))
-    except RecursionError:
-        raise DamagedRunError(f"'{place.file}' nests its values too deeply to be a dump; dump this run again") from None
+    return Reading(tuple(dump.records()), tuple(ledger))
 
 
 def _entries(place: Place, data: dict[str, Any], ledger: list[LedgerEntry]) -> list[_Entry]:
@@ -173,17 +186,21 @@ def _entries(place: Place, data: dict[str, Any], ledger: list[LedgerEntry]) -> l
 
 
 def _in_order(entries: list[_Entry]) -> list[_Entry]:
-    """1.x reserves the place of a parameter's gradient when its module runs forward; it belongs behind the backward."""
+    """1.x reserves the place of a parameter's gradient when its module runs forward; it belongs behind the backward.
+
+    Gradients arrive in the opposite order, which is also the order of later versions.
+    """
     backward = [at for at, entry in enumerate(entries) if entry.name.phase == "backward" and not entry.name.is_parameters_grad]
     if not backward:
         return entries
-    early = [entry for entry in entries[: backward[0]] if entry.name.is_parameters_grad]
+    early = [entry for entry in reversed(entries[: backward[0]]) if entry.name.is_parameters_grad]
     before = [entry for entry in entries[: backward[0]] if not entry.name.is_parameters_grad]
     return [*before, *entries[backward[0] : backward[-1] + 1], *early, *entries[backward[-1] + 1 :]]
 
 
 def _load(file: Path) -> dict[str, Any]:
-    size = file.stat().st_size
+    with _opened(file) as stream:
+        size = stream.seek(0, os.SEEK_END)
     if size > _MAX_JSON_BYTES:
         raise DamagedRunError(
             f"'{file}' is {size / 1e9:.1f} GB, at most {_MAX_JSON_BYTES >> 30} GiB can be read; dump fewer calls or ranks"
@@ -236,7 +253,7 @@ def _stacks(data: dict[str, Any]) -> dict[str, tuple[Frame, ...]]:
 
 def _frames(lines: list[Any]) -> Iterator[Frame]:
     for line in lines:
-        match = _FRAME.fullmatch(line) if isinstance(line, str) else None
+        match = _FRAME.fullmatch(line) if isinstance(line, str) and len(line) < 8 * _MAX_NAME else None
         if match:
             yield Frame(match["file"], int(match["line"]), match["function"], (match["code"] or "").strip())
 
@@ -259,7 +276,7 @@ class _Dump:
     kept: frozenset[str]
 
     def records(self) -> Iterator[CallRecord]:
-        return join_backward(self._record(order, entry) for order, entry in enumerate(self.entries))
+        return join_backward(mark_late_inputs(self._record(order, entry) for order, entry in enumerate(self.entries)))
 
     def _record(self, order: int, entry: _Entry) -> CallRecord:
         name, leaves = entry.name, _Leaves(self.place, entry.key, self.kept)
@@ -316,6 +333,8 @@ class _Leaves:
         return [(at, self._value(leaf, Slot(role, (at,)))) for at, leaf in enumerate(positions)]
 
     def _value(self, leaf: Any, slot: Slot) -> Any:
+        if len(slot.path) > _MAX_DEPTH:
+            raise DamagedRunError(f"'{self.place.file}' nests its values too deeply to be a dump, in '{self.key}'; dump this run again")
         if isinstance(leaf, list):
             return [self._value(part, Slot(slot.role, (*slot.path, at))) for at, part in enumerate(leaf)]
         if not isinstance(leaf, dict):
@@ -342,8 +361,9 @@ class _Leaves:
         )
 
     def _shape(self, value: object, slot: Slot) -> tuple[int, ...]:
-        if isinstance(value, list) and all(type(size) is int and size >= 0 for size in value):
-            return tuple(value)
+        shape = tensor_shape(value)
+        if shape is not None:
+            return shape
         raise DamagedRunError(
             f"'{self.place.file}' gives {slot} of '{self.key}' the shape {str(value)[:60]}, which is none; dump this run again"
         )

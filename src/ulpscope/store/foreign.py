@@ -17,6 +17,7 @@ from typing import Any
 from ulpscope._optional import require
 from ulpscope.errors import DamagedRunError, MissingDependencyError, NotARunError
 from ulpscope.model import DTYPES, CallName, CallRecord, Frame, LedgerEntry, RunInfo, Slot, Summary, TensorData, TensorRecord
+from ulpscope.store.torch_archive import MAX_EXPANDED_BYTES, open_plain_tensor
 
 __all__ = [
     "NOT_RECORDED",
@@ -27,10 +28,12 @@ __all__ = [
     "canonical_dtype",
     "fingerprint",
     "join_backward",
+    "mark_late_inputs",
     "number",
     "number_ranks",
     "operation",
     "summary",
+    "tensor_shape",
     "user_frames",
 ]
 
@@ -113,6 +116,32 @@ class Numbering:
         return CallName(op, self._seen[op][source, index] if op in self._folded else index)
 
 
+def mark_late_inputs(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
+    """Some versions looked at the inputs after the call: what an in-place call changed is then not its input any more.
+
+    Such a version shows in that the first input of every in-place call is like its output.
+    """
+    every = tuple(records)
+    pairs = [_first_in_and_out(record) for record in every if _is_in_place(record)]
+    is_late = bool(pairs) and all(first is not None and first == out for first, out in pairs)
+    for record in every:
+        yield replace(record, slots=tuple(map(_as_mutated, record.slots))) if is_late and _is_in_place(record) else record
+
+
+def _is_in_place(record: CallRecord) -> bool:
+    return record.phase == "forward" and re.fullmatch(r".*[^_]_", record.call.short) is not None
+
+
+def _first_in_and_out(record: CallRecord) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
+    slots = {str(slot.slot): (slot.shape, slot.summary, slot.fingerprint) for slot in record.slots}
+    return slots.get("input.0"), slots.get("output.0")
+
+
+def _as_mutated(record: TensorRecord) -> TensorRecord:
+    is_first = str(record.slot) == "input.0"
+    return replace(record, slot=Slot("mutated", (0,)), note="recorded after the call") if is_first else record
+
+
 def join_backward(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
     """Let each backward record stand where its forward record stood, and attribute its gradients."""
     forwards: dict[CallName, CallRecord] = {}
@@ -151,6 +180,13 @@ def canonical_dtype(text: str) -> str:
     """`torch.float32` and `Float32` are `float32`; what is unknown stays as it is."""
     name = text.rpartition(".")[2].lower()
     return name if name in DTYPES else text
+
+
+def tensor_shape(value: object) -> tuple[int, ...] | None:
+    """A JSON value as a shape, or None where it is none that a tensor can have."""
+    if not isinstance(value, list) or not all(type(size) is int and 0 <= size < 2**63 for size in value):
+        return None
+    return tuple(value) if math.prod(value) < 2**63 else None
 
 
 def number(value: object) -> float | None:
@@ -345,12 +381,18 @@ def _open_npy(file: Path) -> TensorData:
 
 
 def _open_pt(file: Path) -> TensorData:
+    return open_plain_tensor(file) or _open_with_torch(file)
+
+
+def _open_with_torch(file: Path) -> TensorData:
     torch = require("torch", extra="torch", purpose=f"Reading the tensor '{file.name}'")
     with file.open("rb") as stream:
         is_zip = stream.read(2) == b"PK"
     value = torch.load(str(file), map_location="cpu", weights_only=True, mmap=is_zip)
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         raise DamagedRunError(f"'{file}' holds a {type(value).__name__}, not a dense tensor; dump this run again")
+    if value.numel() * value.element_size() > max(MAX_EXPANDED_BYTES, file.stat().st_size):
+        raise DamagedRunError(f"'{file}' is a small file that claims a tensor of shape {list(value.shape)}; dump this run again")
     tensor = value.detach().resolve_conj().resolve_neg().contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in DTYPES:

@@ -10,6 +10,7 @@ A true pickle is never loaded.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,9 +28,11 @@ from ulpscope.store.foreign import (
     canonical_dtype,
     fingerprint,
     join_backward,
+    mark_late_inputs,
     number_ranks,
     operation,
     summary,
+    tensor_shape,
     user_frames,
 )
 
@@ -62,15 +65,18 @@ def open_dump(path: Path) -> ForeignRun:
 
 
 def _head(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        return stream.read(64).lstrip()
+    try:
+        with file.open("rb") as stream:
+            return stream.read(64).lstrip()
+    except OSError as error:
+        raise DamagedRunError(f"'{file}' cannot be opened ({error.strerror}); see whether it is still there and may be read") from None
 
 
 def _files(path: Path) -> list[Path]:
     """The dump files at the path or in the folders below that a dump consists of."""
     if path.is_file():
         return [path]
-    if not path.is_dir():
+    if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
         return []
     entries = sorted(path.iterdir())
     found = [entry for entry in entries if entry.name.endswith("dump.pkl") and entry.is_file()]
@@ -110,7 +116,8 @@ class _Line:
 
     @classmethod
     def parse(cls, values: list[Any]) -> _Line | None:
-        match = _NAME.fullmatch(values[0]) if len(values) >= 2 and isinstance(values[0], str) else None
+        name = values[0] if len(values) >= 2 and isinstance(values[0], str) and len(values[0]) < 1024 else ""
+        match = _NAME.fullmatch(name)
         if match is None:
             return None
         namespace, name = match["namespace"], match["name"]
@@ -134,8 +141,8 @@ def _read(place: Place) -> Reading:
     for line in lines:
         key = numbering.name(line.op, line.source, line.index), line.phase
         calls.setdefault(key, _Call()).add(place, line, kept)
-    records = join_backward(call.record(place, order, *key) for order, (key, call) in enumerate(calls.items()))
-    return Reading(tuple(records), tuple(ledger), is_complete)
+    records = (call.record(place, order, *key) for order, (key, call) in enumerate(calls.items()))
+    return Reading(tuple(join_backward(mark_late_inputs(records))), tuple(ledger), is_complete)
 
 
 def _lines(place: Place) -> tuple[list[_Line], list[LedgerEntry], bool]:
@@ -219,15 +226,16 @@ class _Call:
 def _tensor(
     place: Place, slot: Slot, name: str, checksum: object, kind: str, shape: object, statistics: object, kept: frozenset[str]
 ) -> TensorRecord:
-    if not (isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)):
+    sizes = tensor_shape(shape)
+    if sizes is None:
         raise DamagedRunError(f"'{place.file}' gives '{name}' the shape {str(shape)[:60]}, which is none; dump this run again")
     high, low, mean, norm = ((*statistics, None, None, None, None) if isinstance(statistics, list) else (None,) * 4)[:4]
     dtype = canonical_dtype(kind)
     return TensorRecord(
         slot=slot,
         dtype=dtype,
-        shape=tuple(shape),
-        summary=summary(dtype, tuple(shape), low=low, high=high, mean=mean, norm=norm),
+        shape=sizes,
+        summary=summary(dtype, sizes, low=low, high=high, mean=mean, norm=norm),
         fingerprint=fingerprint(checksum),
         content=next((file for file in (f"{name}.npy", f"{name}.pt") if file in kept), None),
     )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds a tensor in a `.pt` file without torch, and without running the pickle in it.
+
+`torch.save` writes a zip archive: `data.pkl` says how the tensor lies in its storage, `data/0` is the storage. The pickle is read as a
+list of opcodes and has to describe one dense tensor in the plain way; anything else gives None and is left to torch with weights_only.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ulpscope.model import DTYPES, TensorData
+
+__all__ = ["MAX_EXPANDED_BYTES", "open_plain_tensor"]
+
+_STORAGES = {
+    "BFloat16Storage": "bfloat16",
+    "BoolStorage": "bool",
+    "ByteStorage": "uint8",
+    "CharStorage": "int8",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "IntStorage": "int32",
+    "LongStorage": "int64",
+    "ShortStorage": "int16",
+}
+_MAX_PICKLE_BYTES = 1 << 16  # one plain tensor takes about 200
+_LOCAL_HEADER_BYTES = 30
+MAX_EXPANDED_BYTES = 1 << 32  # strides of 0 let a small file claim any size
+_MARK = object()
+
+
+def open_plain_tensor(file: Path) -> TensorData | None:
+    """The one tensor in an archive, mapped; None where the archive holds something else."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+            pickled = entries.get("data.pkl")
+            if pickled is None or pickled.file_size > _MAX_PICKLE_BYTES or _byte_order(archive, entries) != b"little":
+                return None
+            described = _described(archive.read(pickled))
+        return _mapped(file, entries, described) if described else None
+    except (zipfile.BadZipFile, ValueError, IndexError, KeyError, TypeError, AttributeError, NotImplementedError, EOFError):
+        return None
+
+
+def _byte_order(archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]) -> bytes:
+    info = entries.get("byteorder")
+    return archive.read(info) if info is not None and info.file_size < 16 else b"little"
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(data: bytes) -> tuple[str, str, int, tuple[int, ...], tuple[int, ...]] | None:
+    """Dtype, name of the storage, offset, shape and strides."""
+    value = _value(data)
+    match value:
+        case ("call", ("global", "torch._utils _rebuild_parameter"), (("call", *_) as tensor, _, _)):
+            value = tensor
+    match value:
+        case (
+            "call",
+            ("global", "torch._utils _rebuild_tensor_v2"),
+            (("storage", ("storage", ("global", str(kind)), str(key), _, int())), int(offset), tuple(shape), tuple(strides), bool(), _),
+        ) if len(shape) == len(strides) and all(type(size) is int for size in (*shape, *strides)):
+            return _STORAGES[kind.removeprefix("torch ")], key, offset, shape, strides
+    return None
+
+
+def _value(data: bytes) -> Any:
+    """What the opcodes build, with globals, calls and storages as tagged tuples: nothing is looked up and nothing is called."""
+    stack: list[Any] = []
+    memo: dict[Any, Any] = {}
+    for opcode, argument, _ in pickletools.genops(data):
+        match opcode.name:
+            case "PROTO":
+                pass
+            case "STOP":
+                return stack.pop()
+            case "GLOBAL":
+                stack.append(("global", argument))
+            case "BINUNICODE" | "BININT" | "BININT1" | "BININT2" | "LONG1":
+                stack.append(argument)
+            case "NEWTRUE" | "NEWFALSE":
+                stack.append(opcode.name == "NEWTRUE")
+            case "MARK":
+                stack.append(_MARK)
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "TUPLE":
+                at = len(stack) - 1 - stack[::-1].index(_MARK)
+                stack[at:] = [tuple(stack[at + 1 :])]
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                count = int(opcode.name[-1])
+                stack[-count:] = [tuple(stack[-count:])]
+            case "BINPUT" | "LONG_BINPUT":
+                memo[argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "BINPERSID":
+                stack.append(("storage", stack.pop()))
+            case "REDUCE":
+                arguments = stack.pop()
+                stack.append(("call", stack.pop(), arguments))
+            case _:
+                return None
+    return None
+
+
+def _mapped(
+    file: Path, entries: dict[str, zipfile.ZipInfo], described: tuple[str, str, int, tuple[int, ...], tuple[int, ...]]
+) -> TensorData | None:
+    kind, key, offset, shape, strides = described
+    info = entries[f"data/{key}"]
+    size = DTYPES[kind].size_bytes
+    last = offset + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    if info.compress_type != zipfile.ZIP_STORED or min((offset, *shape, *strides)) < 0:
+        return None
+    if math.prod(shape) == 0:
+        return TensorData(kind, shape, memoryview(b""))
+    if (last + 1) * size > info.file_size or math.prod(shape) * size > max(MAX_EXPANDED_BYTES, info.file_size):
+        return None
+    storage = np.memmap(file, np.uint8, "r", offset=_data_offset(file, info), shape=(info.file_size // size, size))
+    steps = [stride * size for stride in strides]
+    elements = np.lib.stride_tricks.as_strided(storage[offset:], (*shape, size), (*steps, 1), writeable=False)
+    return TensorData(kind, shape, np.ascontiguousarray(elements).reshape(-1).data)
+
+
+def _data_offset(file: Path, info: zipfile.ZipInfo) -> int:
+    """Where the bytes of an entry begin: behind its local header, whose name and padding have their own lengths."""
+    with file.open("rb") as stream:
+        stream.seek(info.header_offset)
+        header = stream.read(_LOCAL_HEADER_BYTES)
+    if header[:4] != b"PK\x03\x04":
+        raise ValueError("no local header")
+    return info.header_offset + _LOCAL_HEADER_BYTES + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")

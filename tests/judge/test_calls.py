@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts of single calls: what rounding explains, what inputs explain, and what nothing explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ulpscope.errors import InputError
+from ulpscope.judge import Trail, judge_call, rules_named
+from ulpscope.measure import measure_slot
+from ulpscope.model import (
+    CallName,
+    CallRecord,
+    FingerprintMeasurement,
+    JudgedCall,
+    Modes,
+    NotMeasured,
+    Pair,
+    Slot,
+    SlotPair,
+    TensorData,
+    TensorRecord,
+    Verdict,
+)
+from ulpscope.numerics.summary import summarize
+
+U = 2.0**-24
+
+
+def call(op: str, subject: dict[str, Any], reference: dict[str, Any], phase: str = "forward", **rest: Any) -> tuple[Pair, list[Any]]:
+    """A pair with arrays in its slots, and their measurements."""
+    arrays: dict[str, np.ndarray] = {}
+    sides = [_record(op, values, phase, side, arrays, rest) for side, values in (("s", subject), ("r", reference))]
+    slots = []
+    for name in dict.fromkeys([*subject, *reference]):
+        ours, theirs = (next((one for one in side.slots if str(one.slot) == name), None) for side in sides)
+        slots.append(SlotPair(Slot.parse(name), ours, theirs))
+    pair = Pair(subject=sides[0], reference=sides[1], matched_by="name", slots=tuple(slots))
+    read = lambda content: TensorData(str(arrays[content].dtype), arrays[content].shape, arrays[content])  # noqa: E731
+    return pair, [measure_slot(slot, read, read) for slot in slots]
+
+
+def _record(op: str, values: dict[str, Any], phase: str, side: str, arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> CallRecord:
+    slots = []
+    for name, value in values.items():
+        array = np.ascontiguousarray(value)
+        summary, fingerprint = summarize(str(array.dtype), array.reshape(-1).view(np.uint8))
+        content = f"{side}:{name}:{fingerprint}"
+        arrays[content] = array
+        slots.append(
+            TensorRecord(
+                slot=Slot.parse(name),
+                dtype=str(array.dtype),
+                shape=array.shape,
+                summary=summary,
+                fingerprint=fingerprint,
+                content=content,
+                device="cpu",
+            )
+        )
+    return CallRecord(rank=0, step=0, order=0, call=CallName(op, 0), phase=phase, slots=tuple(slots), **rest)  # type: ignore[arg-type]
+
+
+def judged(op: str, subject: dict[str, Any], reference: dict[str, Any], trail: Trail | None = None, **rest: Any) -> JudgedCall:
+    return judge_call(*call(op, subject, reference, **rest), trail=trail)
+
+
+def verdict(one: JudgedCall, slot: str = "output.0") -> Verdict:
+    return next(each.verdict for each in one.slots if str(each.pair.slot) == slot)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("f4")
+
+
+def off(value: np.ndarray, relative: float, seed: int = 1) -> np.ndarray:
+    return (value * (1 + relative * np.random.default_rng(seed).standard_normal(value.shape))).astype(value.dtype)
+
+
+X, Y = normal(64, 32), normal(64, 32, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("relative", "level"), [(0.0, "same"), (16 * U, "rounding"), (100 * U, "rounding"), (150 * U, "differs"), (1e-2, "differs")]
+)
+def test_an_output_on_equal_inputs_may_err_by_128_units(relative: float, level: str) -> None:
+    one = judged("functional.gelu", {"input.0": X, "output.0": off(Y, relative)}, {"input.0": X, "output.0": Y})
+    assert verdict(one).level == level
+    assert verdict(one, "input.0").level == "same"
+    assert one.level == level
+
+
+def test_the_multiple_is_the_distance_over_what_is_allowed() -> None:
+    one = judged("functional.gelu", {"input.0": X, "output.0": (Y * np.float32(1.01))}, {"input.0": X, "output.0": Y})
+    assert one.multiple == pytest.approx(0.01 / (128 * U), rel=0.05)
+
+
+@pytest.mark.parametrize(("relative", "level"), [(7e-6, "rounding"), (30e-6, "rounding"), (1e-3, "differs")])
+def test_inputs_that_differ_allow_eight_times_as_much(relative: float, level: str) -> None:
+    one = judged("functional.gelu", {"input.0": off(X, 1e-6), "output.0": off(Y, relative)}, {"input.0": X, "output.0": Y})
+    assert verdict(one).level == level
+
+
+def test_between_eight_and_sixty_four_times_noise_is_amplified_but_a_scale_is_not() -> None:
+    slightly = {"input.0": off(X, 5e-6)}
+    noisy = judged("torch.exp", slightly | {"output.0": off(Y, 1e-4)}, {"input.0": X, "output.0": Y})
+    scaled = judged("torch.exp", slightly | {"output.0": Y * np.float32(1.0001)}, {"input.0": X, "output.0": Y})
+    assert (verdict(noisy).level, verdict(noisy).rule) == ("rounding", "amplified")
+    assert verdict(scaled).level == "differs"
+
+
+def test_low_precision_allows_32_of_its_units() -> None:
+    y = Y.astype(np.float16)
+    reference = {"input.0": X, "output.0": y}
+    assert verdict(judged("functional.gelu", {"input.0": X, "output.0": off(y, 1e-3)}, reference)).level == "rounding"
+    assert verdict(judged("functional.gelu", {"input.0": X, "output.0": off(y, 5e-2)}, reference)).level == "differs"
+
+
+def test_a_module_under_autocast_computes_in_the_narrower_dtype() -> None:
+    sides = {"input.0": X, "output.0": off(Y, 1e-3)}, {"input.0": X, "output.0": Y}
+    modes = Modes(autocast="bfloat16")
+    assert verdict(judged("module.Block", *sides, level="module", modes=modes)).level == "rounding"
+    assert verdict(judged("module.Block", *sides, level="module")).level == "differs"
+
+
+def test_integers_are_exact_unless_inputs_differ() -> None:
+    index = np.arange(64)
+    flipped = index.copy()
+    flipped[3] = 40
+    equal = judged("torch.argmax", {"input.0": X, "output.0": flipped}, {"input.0": X, "output.0": index})
+    near = judged("torch.argmax", {"input.0": off(X, 1e-6), "output.0": flipped}, {"input.0": X, "output.0": index})
+    all_wrong = judged("torch.argmax", {"input.0": off(X, 1e-6), "output.0": index[::-1]}, {"input.0": X, "output.0": index})
+    assert [verdict(one).level for one in (equal, near, all_wrong)] == ["differs", "rounding", "differs"]
+
+
+def test_other_indices_explain_any_output() -> None:
+    ours, theirs = {"input.1": np.array([1, 2])}, {"input.1": np.array([3, 4])}
+    one = judged("functional.embedding", ours | {"output.0": X}, theirs | {"output.0": Y})
+    assert verdict(one, "input.1").level == "differs"
+    assert (verdict(one).level, verdict(one).multiple) == ("differs", 0.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nonfinite_values_on_one_side_differ_whatever_the_inputs(bad: float) -> None:
+    spoiled = Y.copy()
+    spoiled[0, 0] = bad
+    one = judged("torch.exp", {"input.0": off(X, 1e-3), "output.0": spoiled}, {"input.0": X, "output.0": Y}, trail=Trail(drift=1e-3))
+    assert verdict(one).level == "differs"
+    assert one.multiple == np.inf
+
+
+def test_nonfinite_values_on_both_sides_agree() -> None:
+    spoiled = Y.copy()
+    spoiled[0, 0] = np.nan
+    assert judged("torch.exp", {"input.0": X, "output.0": spoiled}, {"input.0": X, "output.0": spoiled}).level == "same"
+
+
+def test_shapes_that_differ() -> None:
+    reference = {"input.0": X, "output.0": Y}
+    other = judged("torch.cat", {"input.0": X, "output.0": Y[:3]}, reference)
+    flat = judged("torch.cat", {"input.0": X, "output.0": off(Y, 0.1).reshape(-1)}, reference)
+    same = judged("torch.cat", {"input.0": X, "output.0": Y.reshape(-1)}, reference)
+    assert [verdict(one).level for one in (other, flat, same)] == ["differs", "unmeasured", "same"]
+
+
+def test_cancellation_is_allowed_for_by_what_was_summed() -> None:
+    """The gradient of a bias whose true value is zero: rounding on both sides, a hundred per cent apart."""
+    g = normal(256, 32) * np.float32(1e-3)
+    w, x = normal(32, 32, seed=3), normal(256, 32, seed=4)
+    trail = Trail()
+    forward = {"input.0": x, "input.1": w, "input.2": np.zeros(32, "f4"), "output.0": x @ w.T}
+    judged("functional.linear", forward, forward, trail)
+    zeros = normal(32) * np.float32(1e-3 * U * 16)
+    ours = {"input.0": off(g, U), "output.2": zeros}
+    theirs = {"input.0": g, "output.2": -zeros}
+    assert verdict(judged("functional.linear", ours, theirs, trail, phase="backward"), "output.2").level == "rounding"
+    wrong = {"input.0": g, "output.2": g.sum(0)}
+    assert verdict(judged("functional.linear", wrong, theirs, trail, phase="backward"), "output.2").level == "differs"
+
+
+def test_a_difference_of_near_equal_terms_is_judged_by_the_terms() -> None:
+    a = normal(64, 32) + 100
+    b = a + normal(64, 32, seed=2) * np.float32(1e-3)
+    ours, theirs = {"input.0": off(a, U), "input.1": b}, {"input.0": a, "input.1": b}
+    one = judged("torch.sub", ours | {"output.0": ours["input.0"] - b}, theirs | {"output.0": a - b})
+    assert verdict(one).level == "rounding"
+    assert verdict(judged("torch.mul", ours | {"output.0": ours["input.0"] - b}, theirs | {"output.0": a - b})).level == "differs"
+
+
+def test_a_jump_is_allowed_where_the_operation_jumps() -> None:
+    jumped = Y.copy()
+    jumped[5, 5] *= 10
+    trail = Trail()
+    forward = {"input.0": X, "output.0": X}
+    sides = {"input.0": off(Y, 1e-6), "output.0": jumped}, {"input.0": Y, "output.0": Y}
+    for op, level in (("functional.relu", "rounding"), ("functional.gelu", "differs")):
+        judged(op, forward, forward, trail)
+        assert verdict(judged(op, *sides, trail, phase="backward")).level == level
+    equal = {"input.0": Y, "output.0": jumped}, {"input.0": Y, "output.0": Y}
+    assert verdict(judged("functional.relu", *equal, trail, phase="backward")).level == "differs"
+
+
+def test_backward_is_explained_by_its_forward_call() -> None:
+    trail = Trail()
+    judged("functional.gelu", {"input.0": off(X, 1e-3), "output.0": off(Y, 1e-3)}, {"input.0": X, "output.0": Y}, trail)
+    sides = {"input.0": Y, "output.0": off(X, 4e-3)}, {"input.0": Y, "output.0": X}
+    inherited = judged("functional.gelu", *sides, trail, phase="backward")
+    alone = judged("functional.gelu", *sides, phase="backward")
+    assert inherited.multiple is not None
+    assert alone.multiple is not None
+    assert inherited.multiple < 1 < alone.multiple
+
+
+def test_a_value_made_by_an_honest_call_is_honest_as_an_input() -> None:
+    trail = Trail()
+    near = off(Y, 100 * U)
+    judged("functional.gelu", {"input.0": X, "output.0": near}, {"input.0": X, "output.0": Y}, trail)
+    one = judged("torch.exp", {"input.0": near, "output.0": near}, {"input.0": Y, "output.0": Y}, trail)
+    assert {slot.verdict.level for slot in one.slots} == {"rounding"}
+    assert trail.drift == pytest.approx(100 * U, rel=0.1)
+
+
+def test_an_input_that_nothing_explains_differs() -> None:
+    one = judged("torch.exp", {"input.0": off(X, 1e-3), "output.0": Y}, {"input.0": X, "output.0": Y})
+    assert verdict(one, "input.0").level == "differs"
+    assert verdict(one).level == "same"
+
+
+def test_optimizer_results_look_at_their_own_gradient() -> None:
+    gradients = {"gradient.a": X, "gradient.b": Y}
+    before = {"mutated.a": X, "mutated.b": Y, "state.b.exp_avg": X}
+    ours = {"gradient.a": off(X, 0.1), "gradient.b": Y, "mutated.a": off(X, 0.2), "mutated.b": off(Y, 0.2), "state.b.exp_avg": off(X, 0.2)}
+    one = judged("optimizer.SGD", ours, gradients | before, phase="optimizer", level="state")
+    multiples = {str(slot.pair.slot): slot.verdict.multiple for slot in one.slots}
+    assert multiples["mutated.a"] is not None
+    assert multiples["mutated.a"] <= 1
+    assert multiples["mutated.b"] is not None
+    assert multiples["mutated.b"] > 1
+    assert multiples["state.b.exp_avg"] is not None
+    assert multiples["state.b.exp_avg"] > 1
+
+
+def test_fingerprints_and_missing_measurements_are_unmeasured() -> None:
+    pair, _ = call("torch.exp", {"input.0": X, "output.0": Y}, {"input.0": X, "output.0": X})
+    one = judge_call(pair, [FingerprintMeasurement(equal=True), FingerprintMeasurement(equal=False)])
+    assert [slot.verdict.level for slot in one.slots] == ["same", "unmeasured"]
+    assert "size unknown" in verdict(one).reason
+    assert verdict(judge_call(pair, [NotMeasured("no values"), NotMeasured("no values")])).reason == "no values"
+
+
+def test_one_sided_calls_and_slots_are_unmatched() -> None:
+    one = judged("torch.exp", {"input.0": X, "output.0": Y}, {"output.0": Y})
+    assert verdict(one, "input.0").level == "unmatched"
+    assert verdict(one, "input.0").reason == "only the subject has this slot"
+    pair = Pair(subject=None, reference=one.pair.reference, matched_by="nothing")
+    assert judge_call(pair, []).level == "unmatched"
+
+
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [
+        (Y, "same"),
+        (off(Y, 1e-4), "rounding"),
+        (Y + np.float32(1.5), "differs"),
+        (np.float32(1e-3) * off(Y, 1.0, 3), "differs"),
+    ],
+)
+def test_rules_of_ptdbg(value: np.ndarray, level: str) -> None:
+    pair, found = call("torch.exp", {"input.0": X, "output.0": value}, {"input.0": X, "output.0": Y})
+    assert verdict(judge_call(pair, found, "ptdbg")).level == level
+
+
+def test_rules_of_ptdbg_ignore_the_inputs_and_need_values() -> None:
+    spoiled = Y.copy()
+    spoiled[0, 0] = np.nan
+    pair, found = call("torch.exp", {"input.0": Y, "output.0": spoiled}, {"input.0": X, "output.0": Y})
+    assert verdict(judge_call(pair, found, "ptdbg")).level == "differs"
+    bare = [replace(slot, subject=replace(slot.subject, content=None)) for slot in pair.slots if slot.subject]
+    summaries = [measure_slot(slot, _unread, _unread) for slot in bare]
+    assert verdict(judge_call(pair, summaries, "ptdbg")).level == "unmeasured"
+
+
+def _unread(content: str) -> TensorData:
+    raise AssertionError(f"{content} was read")
+
+
+def test_unknown_rules_are_named() -> None:
+    with pytest.raises(InputError, match="no rules named 'folklore'; choose one of derived, ptdbg"):
+        rules_named("folklore")
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-8, 1e-6, 1e-3, 1.0]), min_size=2, max_size=2), st.sampled_from(["torch.exp", "torch.sub", "torch.mm"])
+)
+def test_a_larger_difference_is_never_judged_better(sizes: Sequence[float], op: str) -> None:
+    small, large = sorted(sizes)
+    square = normal(16, 16)
+    reference = {"input.0": square, "input.1": square, "output.0": square}
+    multiples = [judged(op, reference | {"output.0": off(square, size)}, reference).multiple or 0.0 for size in (small, large)]
+    assert multiples[0] <= multiples[1]
