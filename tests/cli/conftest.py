@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from report.sample import sample_run_info
+from tests.report.sample import sample_run_info
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, Modes, Slot, TensorRecord
 from ulpscope.numerics.summary import summarize
 from ulpscope.store import DirectorySink, create_run

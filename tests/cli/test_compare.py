@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.test_group import ulpscope_command
-from report.sample import sample_comparison
+from tests.cli.test_group import ulpscope_command
+from tests.report.sample import sample_comparison
 from ulpscope.cli import cli
 from ulpscope.model import Comparison
 

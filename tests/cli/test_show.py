@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.conftest import write_run
-from cli.test_group import ulpscope_command
+from tests.cli.conftest import write_run
+from tests.cli.test_group import ulpscope_command
 from ulpscope.cli import cli
 
 

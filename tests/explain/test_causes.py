@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from match.building import Change, Where, at, noise, scale, train
+from tests.match.building import Change, Where, at, noise, scale, train
 from ulpscope.model import Comparison, Finding, JudgedCall, RunInfo
 from ulpscope.workflows.comparing import compare_runs
 

@@ -9,10 +9,10 @@ import traceback
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from harmless import programs
-from harmless.test_harmless import allowed, recorded, recording
+from tests.harmless import programs
+from tests.harmless.test_harmless import allowed, recorded, recording
 from ulpscope.testing import npu
 
 NAMES = [

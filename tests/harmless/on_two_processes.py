@@ -19,10 +19,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from harmless import programs
-from harmless.test_harmless import recorded, recording
+from tests.harmless import programs
+from tests.harmless.test_harmless import recorded, recording
 
 CASES = [("api", "statistics"), ("both", "tensors"), ("op", "tensors")]
 

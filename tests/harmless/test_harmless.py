@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ulpscope
-from harmless import programs
+from tests.harmless import programs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import ulpscope
-from harmless import programs
+from tests.harmless import programs
 
 LEVELS = ("api", "module", "both", "op")
 
@@ -151,9 +151,9 @@ def test_captures_that_end_in_the_wrong_order(tmp_path: Path) -> None:
 
 def test_a_capture_left_open_does_not_stop_the_interpreter(tmp_path: Path) -> None:
     code = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import torch, ulpscope
-from harmless import programs
+from tests.harmless import programs
 capture = ulpscope.Capture({str(tmp_path / "run")!r})
 capture.start()
 model = programs.Mlp()
@@ -238,8 +238,8 @@ FULL_DISK = """
 import json, resource, signal, sys, warnings
 sys.path.insert(0, sys.argv[2])
 import torch, ulpscope
-from harmless import programs
-from harmless.test_restored import train
+from tests.harmless import programs
+from tests.harmless.test_restored import train
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 without = train(programs.Nothing(), 4)
 with warnings.catch_warnings(record=True) as warned:
@@ -260,7 +260,7 @@ print(json.dumps([torch.equal(loss, without), sum(w.category is ulpscope.Capture
 def test_a_disk_that_fills_up_stops_nothing(tmp_path: Path) -> None:
     """Every file is limited to 4 kB after the second step, which is what a full disk looks like to a writer."""
     path = tmp_path / "run"
-    code = [sys.executable, "-c", FULL_DISK, str(path), str(Path(__file__).parents[1])]
+    code = [sys.executable, "-c", FULL_DISK, str(path), str(Path(__file__).parents[2])]
     done = subprocess.run(code, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [True, 1], done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from match.building import record
+from tests.match.building import record
 from ulpscope.judge.differences import argument_differences
 from ulpscope.match import match_calls
 from ulpscope.model import Arguments, CallRecord, Modes

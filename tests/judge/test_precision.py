@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from match.building import Change, Where, at, scale, train
+from tests.match.building import Change, Where, at, scale, train
 from ulpscope.workflows.comparing import compare_runs
 
 

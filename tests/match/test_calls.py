@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from match.building import numbered, record
+from tests.match.building import numbered, record
 from ulpscope.match import Mapping, match_calls
 from ulpscope.model import CallRecord, Pair
 

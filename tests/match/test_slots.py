@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from match.building import record
+from tests.match.building import record
 from ulpscope.match import Mapping, pair_slots
 from ulpscope.model import CallRecord, Slot, TensorRecord
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from report.sample import sample_comparison
+from tests.report.sample import sample_comparison
 from ulpscope.model import CallName, CallRecord, Comparison, Frame, JudgedCall, Pair
 
 NASTY = "\x1b[31m[bold]=cmd()\r\n\u202e\x00</script>\ud800"

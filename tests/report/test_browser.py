@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.report.sample import sample_comparison
 from tests.report.test_html import HOSTILE, comparison_of, one_call
-
 from ulpscope.model import CallRecord, Comparison, Finding, Frame
 from ulpscope.report.html import write_html
 

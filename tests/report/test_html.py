@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.sample import sample_comparison, sample_run_info
 
+from tests.report.sample import sample_comparison, sample_run_info
 from ulpscope.errors import InputError
 from ulpscope.model import (
     CallName,

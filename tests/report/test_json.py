@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report.sample import sample_run_info
-from report.test_table import read_csv, with_measurement
+from tests.report.sample import sample_run_info
+from tests.report.test_table import read_csv, with_measurement
 from ulpscope.errors import InputError
 from ulpscope.model import (
     Arguments,

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report.conftest import NASTY
+from tests.report.conftest import NASTY
 from ulpscope.errors import InputError, MissingDependencyError
 from ulpscope.model import Comparison, JudgedCall, Summary, TensorMeasurement, Undefined
 from ulpscope.report.parquet import write_parquet

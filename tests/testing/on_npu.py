@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from harmless import programs
+from tests.harmless import programs
 from ulpscope.errors import InputError, UlpscopeError
 from ulpscope.testing import npu
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.on_npu import CHECKS
+from tests.testing.on_npu import CHECKS
 from ulpscope.errors import InputError
 from ulpscope.testing.faults import parse_injections
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from match.building import numbered, record, scale, train
+from tests.match.building import numbered, record, scale, train
 from ulpscope.errors import InputError, NothingComparableError
 from ulpscope.model import CallRecord, LedgerEntry, TensorData
 from ulpscope.store import MemoryRun
@@ -123,7 +123,7 @@ def test_steps_that_were_never_closed_are_said() -> None:
     sink = run.sink()
     sink.begin_step(0)
     sink.write(record())
-    [note] = compare_runs(run, run_of([record()])).findings
+    note = compare_runs(run, run_of([record()])).findings[0]
     assert note.headline.startswith("1 step not closed by the writer: step 0 of rank 0 of the subject")
 
 

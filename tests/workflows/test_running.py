@@ -101,7 +101,8 @@ def test_the_exit_code_is_the_script_s_own(folder: Path, ending: str, code: int,
 
 
 def test_seed_and_deterministic_make_two_runs_equal(folder: Path) -> None:
-    (folder / "train.py").write_text(SCRIPT.replace("torch.manual_seed(0)", "import random, numpy; print(random.random(), numpy.random.rand())"))
+    draws = "import random, numpy; print(random.random(), numpy.random.rand())"
+    (folder / "train.py").write_text(SCRIPT.replace("torch.manual_seed(0)", draws))
     first, second, other = (
         _ulpscope("run", "--into", f"run{number}", "--seed", seed, "--deterministic", "train.py", cwd=folder)
         for number, seed in enumerate(("7", "7", "8"))
@@ -148,7 +149,12 @@ def test_under_torchrun_each_rank_writes_its_own_folder_of_one_run(folder: Path)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ulpscope"]
     for expected in ("run", "run-2"):
         done = subprocess.run(
-            [*command, "run", "--into", "run", "--keep", "tensors", "ranks.py"], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+            [*command, "run", "--into", "run", "--keep", "tensors", "ranks.py"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         run = open_run(folder / expected)

@@ -19,7 +19,7 @@ class Allowance:
 
     `units` is the relative rounding error of the dtype, `entering` the worst distance of what enters the call, `drift` the largest
     distance that honest calls have reached so far. `error` is the absolute difference of the slot; `terms`, `carried`
-    and `narrowed` are absolute too (see conditioning).
+    `narrowed` and `jump` are absolute too (see conditioning).
     """
 
     units: float = 0.0
@@ -28,6 +28,7 @@ class Allowance:
     terms: float = 0.0
     carried: float = 0.0
     narrowed: float = 0.0
+    jump: float = 0.0
     drift: float = 0.0
     is_given: bool = False
     is_start: bool = False

@@ -12,7 +12,7 @@ from math import inf
 
 from ulpscope.errors import InputError
 from ulpscope.judge.allowances import Allowance, Rule
-from ulpscope.judge.conditioning import Scale, can_flip
+from ulpscope.judge.conditioning import Scale, can_flip, jump_of
 from ulpscope.judge.derived import derived
 from ulpscope.judge.differences import argument_differences
 from ulpscope.judge.entering import Entering, coarsest
@@ -38,6 +38,7 @@ def judge_call(pair: Pair, measurements: Sequence[Measurement], rules: str = "de
     """Judge every slot of a pair; `trail` carries what earlier calls of this rank showed, and learns from this one."""
     rule, trail = rules_named(rules), trail if trail is not None else Trail()
     if pair.subject is None or pair.reference is None:
+        trail.add_lone(pair.record, "reference" if pair.subject is None else "subject")
         return JudgedCall(pair=pair)
     measured = list(enumerate(zip(pair.slots, measurements, strict=True)))
     receives = {at: pair.record.receives(slot.slot) for at, (slot, _) in measured}
@@ -63,7 +64,7 @@ def judge_call(pair: Pair, measurements: Sequence[Measurement], rules: str = "de
 def _judge_given(slot: SlotPair, found: Measurement, rule: Rule, trail: Trail, is_start: bool) -> JudgedSlot:
     allowance = Allowance(
         units=rounding_units(coarsest(dtypes_of(slot))),
-        drift=max(trail.drift, trail.gradient_apart(slot.slot), trail.parameters_apart(slot.slot)),
+        drift=max(trail.drift, trail.gradient_apart(slot.slot), trail.parameters_apart(slot.slot), trail.block_apart(slot)),
         is_given=True,
         is_start=is_start,
         is_known_honest=values_key(slot) in trail.honest,
@@ -77,13 +78,15 @@ def _judge_made(pair: Pair, slot: SlotPair, found: Measurement, entering: Enteri
     if record.phase == "optimizer":
         entering = entering.narrowed_to(trail.entering_optimizer(slot.slot, entering.by_path))
     scale = entering.scale(record, slot.slot, own) if own else Scale(0.0, 0.0)
+    dtype = coarsest([*entering.dtypes, *dtypes_of(slot)])
     allowance = Allowance(
-        units=rounding_units(coarsest([*entering.dtypes, *dtypes_of(slot)])),
+        units=rounding_units(dtype),
         entering=entering.apart,
         error=own.error if own else inf,
-        terms=scale.terms,
+        terms=scale.terms + (dtype.tiny if dtype else 0.0),
         carried=scale.carried,
         narrowed=entering.narrowed_error(record, own, trail.operands) if own and trail.operands else 0.0,
+        jump=jump_of(pair, slot.slot),
         drift=trail.drift,
         can_flip=can_flip(record),
         inputs_agree=entering.agree,

@@ -14,15 +14,26 @@ from math import inf, isfinite, sqrt
 
 from ulpscope.judge.sizes import Size
 from ulpscope.judge.thresholds import threshold
-from ulpscope.model import CallName, CallRecord, DType
+from ulpscope.model import CallName, CallRecord, DType, Pair, Slot
 
-__all__ = ["CONTRACTIONS", "Scale", "can_flip", "narrowed_error", "plain_name", "scale_backward", "scale_forward", "scale_plain"]
+__all__ = [
+    "COMPOSITES",
+    "CONTRACTIONS",
+    "Scale",
+    "can_flip",
+    "jump_of",
+    "narrowed_error",
+    "plain_name",
+    "scale_backward",
+    "scale_forward",
+    "scale_plain",
+]
 
 CONTRACTIONS = frozenset(
     "matmul rmatmul imatmul mm bmm mv dot linear addmm addmv baddbmm addbmm einsum bilinear inner outer tensordot chain_matmul conv1d "
     "conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc linear_fp8 mkldnn_linear".split()
 )
-_COMPOSITES = frozenset("scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu lstm_cell gru_cell".split())
+COMPOSITES = frozenset("scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu lstm_cell gru_cell".split())
 _SUMS = frozenset(
     "add iadd radd sub isub rsub subtract sum mean nansum cumsum addcmul addcdiv lerp logsumexp cross_entropy nll_loss log_softmax "
     "mse_loss l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div var std index_add scatter_add".split()
@@ -38,6 +49,9 @@ _FLIP_BACKWARD = frozenset(
     "max min amax amin maximum minimum median sort topk where max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
     "l1_loss smooth_l1_loss huber_loss".split()
 )
+
+
+_NORMALISING = ("adam", "rmsprop", "rprop", "adagrad", "adadelta", "adafactor", "lion", "lamb", "sign", "muon")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,19 @@ def can_flip(record: CallRecord) -> bool:
     name, is_backward = plain_name(record.call), record.phase == "backward"
     jumps = name in _FLIP_FORWARD or (is_backward and (record.level == "module" or name in _FLIP_BACKWARD))
     return jumps or record.phase == "optimizer"
+
+
+def jump_of(pair: Pair, slot: Slot) -> float:
+    """How far a parameter may jump on average where an optimizer divides a gradient by its own size, so that rounding decides its sign."""
+    if pair.record.phase != "optimizer" or slot.role == "state" or not any(name in plain_name(pair.record.call) for name in _NORMALISING):
+        return 0.0
+    return threshold("jump") * max((rate for side in (pair.subject, pair.reference) if side for rate in _learning_rates(side)), default=0.0)
+
+
+def _learning_rates(record: CallRecord) -> list[float]:
+    groups = (record.arguments.kwargs or {}).get("groups") if record.arguments else None
+    rates = [group.get("lr") for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+    return [abs(rate) for rate in rates if isinstance(rate, (int, float)) and isfinite(rate)]
 
 
 def scale_plain(inputs: Sequence[Size], out: Size) -> Scale:
@@ -122,7 +149,7 @@ def _product(gradient: Size, other: Size, out: Size, summed: float, plain: Scale
 def narrowed_error(record: CallRecord, gradients: Sequence[Size], inputs: Sequence[Size], out: Size, narrow: DType) -> float:
     """The absolute error of a call whose products round their operands to a narrower format, with that format's range."""
     if plain_name(record.call) not in CONTRACTIONS or record.level == "module":
-        is_composite = record.level == "module" or plain_name(record.call) in _COMPOSITES
+        is_composite = record.level == "module" or plain_name(record.call) in COMPOSITES
         return threshold("rounding_low") * narrow.eps / 2 * out.rms if is_composite else 0.0
     operands = sorted(inputs, key=lambda one: one.numel, reverse=True)[:2]
     if not operands:

@@ -125,13 +125,14 @@ def _limit(allowance: Allowance) -> float:
 
 def _flip_multiple(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> float:
     """Judged by the mean error, which a few jumps hardly move."""
-    if not isinstance(measurement, TensorMeasurement) or measurement.num_nan_disagree or measurement.num_inf_disagree:
-        return inf
+    limit = _limit(allowance) + allowance.jump
+    if not isinstance(measurement, TensorMeasurement):
+        return _ratio(allowance.error, limit) if allowance.jump else inf
     mean, largest = measurement.mean_abs, measurement.max_abs
-    if isinstance(mean, Undefined) or isinstance(largest, Undefined):
+    if isinstance(mean, Undefined) or isinstance(largest, Undefined) or measurement.num_nan_disagree or measurement.num_inf_disagree:
         return inf
     jumped = threshold("flips") * largest / max(measurement.numel, 1)
-    return _ratio(max(mean - jumped, 0.0), _limit(allowance))
+    return _ratio(max(mean - jumped, 0.0), limit)
 
 
 def _ratio(value: float, limit: float) -> float:

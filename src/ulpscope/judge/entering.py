@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
 from ulpscope.judge.conditioning import Scale, narrowed_error, scale_backward, scale_forward, scale_plain
 from ulpscope.judge.sizes import Size, dtypes_of, size_of
@@ -16,7 +17,10 @@ __all__ = ["Entering", "coarsest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entering:
-    """`given` are the sizes of what the record receives; for a backward record `inputs` and `results` are those of its forward call."""
+    """`given` are the sizes of what the record receives; for a backward record `inputs` and `results` are those of its forward call.
+
+    `parameters` is how far the parameters of a module are apart, which enter it without being handed over.
+    """
 
     given: Sequence[Size]
     inputs: dict[tuple[int | str, ...], Size] = field(default_factory=dict)
@@ -25,20 +29,23 @@ class Entering:
     agree: bool = True
     by_path: dict[tuple[int | str, ...], JudgedSlot] = field(default_factory=dict)
     drift: float = 0.0
+    parameters: float = 0.0
 
     @classmethod
     def of(cls, pair: Pair, given: Sequence[JudgedSlot], trail: Trail) -> Entering:
         forward = trail.forward_of(pair.record)
         behind = forward.slots if forward else ()
         inputs = [slot for slot in behind if slot.pair.slot.is_input]
+        parameters, parameters_agree = trail.parameters_under(pair.record) if pair.record.level == "module" else (0.0, True)
         return cls(
             given=_sizes(given, trail.drift),
             inputs={slot.pair.slot.path: size for slot in inputs for size in _sizes([slot], trail.drift)},
             results=_sizes((slot for slot in behind if slot.pair.slot.role == "output"), trail.drift),
             dtypes=[*_dtypes([*given, *behind]), *_autocast(pair)],
-            agree=_agree([*given, *behind]),
+            agree=_agree([*given, *behind]) and parameters_agree,
             by_path={slot.pair.slot.path: slot for slot in given},
             drift=trail.drift,
+            parameters=parameters,
         )
 
     def narrowed_to(self, slots: Sequence[JudgedSlot]) -> Entering:
@@ -47,9 +54,11 @@ class Entering:
 
     @property
     def apart(self) -> float:
-        return max((size.distance for size in (*self.given, *self.inputs.values(), *self.results)), default=0.0)
+        return max([self.parameters, *(size.distance for size in (*self.given, *self.inputs.values(), *self.results))])
 
     def scale(self, record: CallRecord, slot: Slot, own: Size) -> Scale:
+        if record.level == "module":
+            return Scale(own.rms, self.apart * own.rms if isfinite(self.apart) else inf)
         if record.phase == "forward":
             return scale_forward(record.call, self.given, own)
         if record.phase == "backward" and self.inputs:

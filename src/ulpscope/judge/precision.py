@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ulpscope.judge.conditioning import CONTRACTIONS, plain_name
+from ulpscope.judge.conditioning import COMPOSITES, CONTRACTIONS, plain_name
 from ulpscope.judge.sizes import distance, dtypes_of, is_coherent
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement, Undefined
@@ -27,8 +27,7 @@ def operand_format(calls: Sequence[JudgedCall]) -> DType | None:
         results = [slot for call in calls if _is_telling(call, narrow) for slot in call.slots if slot.pair.slot.role == "output"]
         like = [slot for slot in results if _errs_like(slot, narrow)]
         beyond = sum(slot.verdict.level == "differs" for slot in like)
-        needed = 1 if all(isinstance(slot.measurement, TensorMeasurement) for slot in results) else 2
-        if beyond >= needed and len(like) >= threshold("systemic_share") * len(results):
+        if beyond and len(like) >= threshold("systemic_share") * len(results):
             return narrow
     return None
 
@@ -36,7 +35,8 @@ def operand_format(calls: Sequence[JudgedCall]) -> DType | None:
 def _is_telling(call: JudgedCall, narrow: DType) -> bool:
     """A matrix product in full precision, forward, whose inputs agree far better than its result would."""
     record = call.pair.record
-    if record.phase != "forward" or record.level == "module" or plain_name(record.call) not in CONTRACTIONS or record.recompute:
+    is_product = plain_name(record.call) in CONTRACTIONS | COMPOSITES
+    if record.phase != "forward" or record.level == "module" or not is_product or record.recompute:
         return False
     given = [distance(slot.measurement) for slot in call.slots if record.receives(slot.pair.slot)]
     dtypes = [one for slot in call.slots for one in dtypes_of(slot.pair)]
@@ -49,9 +49,15 @@ def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
     low, high = threshold("systemic_low") * unit, threshold("systemic_high") * unit
     measurement = slot.measurement
     if isinstance(measurement, SummaryMeasurement):
-        return measurement.equal is not True and 0 < measurement.distance <= high
+        return measurement.equal is not True and 0 < measurement.distance <= high and not _shows_scale(measurement)
     if not isinstance(measurement, TensorMeasurement) or measurement.num_nan_disagree or measurement.num_inf_disagree:
         return False
     if isinstance(measurement.rel_l2, Undefined) or is_coherent(measurement):
         return False
     return measurement.distance <= 1.5 * measurement.rel_l2 and low <= measurement.rel_l2 <= high
+
+
+def _shows_scale(measurement: SummaryMeasurement) -> bool:
+    """Whether the rms moved along with the maximum: noise moves the maximum alone."""
+    rms, largest = (measurement.differences.get(name, 0.0) for name in ("rms", "max"))
+    return not isinstance(rms, Undefined) and not isinstance(largest, Undefined) and abs(rms) > abs(largest) / 8

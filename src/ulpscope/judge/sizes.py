@@ -11,6 +11,7 @@ from ulpscope.model import (
     DType,
     FingerprintMeasurement,
     Measurement,
+    Metric,
     NotMeasured,
     SlotPair,
     SummaryMeasurement,
@@ -63,7 +64,7 @@ def size_of(pair: SlotPair, measurement: Measurement, level: VerdictLevel, at_le
         apart = _flip_distance(measurement) if level == "rounding" else inf
     elif level == "rounding":
         apart = min(max(apart, at_least) if isinstance(measurement, SummaryMeasurement) else apart, 1.0)
-    error = apart * (of_reference or rms) if isfinite(apart) else inf
+    error = apart * (of_reference or rms) if isfinite(apart) else _absolute(measurement) if not _is_exact(pair) else inf
     return Size(rms, error, apart, prod(records[0].shape), _deviation(records, rms))
 
 
@@ -82,6 +83,23 @@ def _flip_distance(measurement: Measurement) -> float:
     if isinstance(measurement, TensorMeasurement) and measurement.numel:
         return sqrt(measurement.num_different / measurement.numel)
     return 1.0
+
+
+def _absolute(measurement: Measurement) -> float:
+    """The absolute difference where the reference is all zero, so that no relative one exists; infinite for NaN and infinities."""
+    if isinstance(measurement, TensorMeasurement) and not (measurement.num_nan_disagree or measurement.num_inf_disagree):
+        parts: list[Metric] = [measurement.rms_error, measurement.max_abs]
+    elif isinstance(measurement, SummaryMeasurement) and not _shows_nonfinite(measurement.differences):
+        parts = [measurement.differences.get(name, 0.0) for name in ("mean", "rms", "min", "max")]
+    else:
+        return inf
+    return max((abs(part) for part in parts if not isinstance(part, Undefined)), default=inf)
+
+
+def _shows_nonfinite(differences: dict[str, Metric]) -> bool:
+    counts = [differences.get(name, 0.0) for name in ("num_nan", "num_posinf", "num_neginf")]
+    is_counted = any(count for count in counts if not isinstance(count, Undefined))
+    return is_counted or any(isinstance(one, Undefined) and one.reason.startswith("NaN") for one in differences.values())
 
 
 def _rms(measurement: Measurement, pair: SlotPair) -> tuple[float, float]:

@@ -64,6 +64,12 @@ THRESHOLDS: tuple[Threshold, ...] = (
         "amplification times the density of a normal distribution at the jump, rounded up",
     ),
     Threshold(
+        "jump",
+        0.5,
+        "learning rates that a parameter may be off on average where the optimizer normalises a gradient that differs (Adam and its kin)",
+        "where a gradient is zero but for rounding, its sign and so the step is chance; a third of the elements (key biases) gives 0.33",
+    ),
+    Threshold(
         "late_parameters",
         2.0**-7,
         "distance of parameters that is a fault where the first common step is not step 0",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ulpscope.judge.sizes import distance
 from ulpscope.judge.thresholds import threshold
-from ulpscope.model import CallRecord, DType, JudgedCall, JudgedSlot, Slot, SlotPair
+from ulpscope.model import CallRecord, DType, JudgedCall, JudgedSlot, Slot, SlotPair, TensorRecord
 
 __all__ = ["Trail", "values_key"]
 
@@ -19,7 +19,8 @@ class Trail:
 
     `operands` is the format that a side's matrix products round to, where one was recognised. `drift` is the largest distance that calls
     within their allowance reached. `honest` holds the values made by such calls, known by the fingerprints of both sides; `gradients`
-    how far the gradients of a value are apart where each contribution was honest.
+    how far the gradients of a value are apart where each contribution was honest; `apart` how far honest values are apart, by the
+    fingerprint of one side.
     """
 
     operands: DType | None = None
@@ -29,6 +30,8 @@ class Trail:
     parameters: dict[tuple[int | str, ...], JudgedSlot] = field(default_factory=dict)
     forward: dict[Hashable, JudgedCall] = field(default_factory=dict)
     optimized: dict[Slot, JudgedSlot] = field(default_factory=dict)
+    apart: dict[Hashable, float] = field(default_factory=dict)
+    modules: dict[str, tuple[float, bool]] = field(default_factory=dict)
     step: int | None = None
     is_continued: bool = False
 
@@ -38,6 +41,8 @@ class Trail:
         self.step = step
         self.honest = {key for slot in self.optimized.values() if (key := values_key(slot.pair)) and slot.verdict.level == "rounding"}
         self.optimized = self.optimized if self.is_continued else {}
+        self.apart.clear()
+        self.modules.clear()
         self.gradients.clear()
         self.parameters.clear()
         self.forward.clear()
@@ -63,20 +68,54 @@ class Trail:
         before = (self.parameters.get(name), self.optimized.get(slot))
         return (*own, *(one for one in before if one is not None))
 
+    def block_apart(self, slot: SlotPair) -> float:
+        """How far apart what entered the calls was that only one side has and that made this value; 0 where no such call did."""
+        found = [self.apart.get(("lone", side, one.fingerprint)) for side, one in _sides(slot) if one.fingerprint]
+        return min((apart for apart in found if apart is not None), default=0.0)
+
+    def add_lone(self, record: CallRecord, side: str) -> None:
+        """Remember a call that only one side has: what it made is as far apart as the worst of what entered it."""
+        entered = [one for one in record.slots if record.receives(one.slot) and one.fingerprint]
+        worst = max((self._apart_on(side, one.fingerprint) for one in entered), default=0.0)
+        made = [one.fingerprint for one in record.slots if not record.receives(one.slot) and one.fingerprint]
+        self.apart |= {("lone", side, fingerprint): worst for fingerprint in made}
+
+    def _apart_on(self, side: str, fingerprint: str | None) -> float:
+        return max(self.apart.get((side, fingerprint), 0.0), self.apart.get(("lone", side, fingerprint), 0.0))
+
     def add(self, judged: JudgedCall, drift: float) -> None:
         """Remember a judged call, and how far apart its honest results are as far as that is not mere cancellation."""
         self.drift = max(self.drift, drift)
         record = judged.pair.record
         made = [slot for slot in judged.slots if not record.receives(slot.pair.slot)]
         self.honest |= {key for slot in made if slot.verdict.level == "rounding" and (key := values_key(slot.pair)) is not None}
+        for slot in judged.slots:
+            found = distance(slot.measurement)
+            if found:
+                self.apart |= {
+                    (side, one.fingerprint): min(found, 1.0) for side, one in _sides(slot.pair) if slot.verdict.level == "rounding"
+                }
         if record.phase == "start":
-            self.parameters |= {slot.pair.slot.path: slot for slot in made if slot.pair.slot.role == "parameter"}
+            self._add_state(slot for slot in made if slot.pair.slot.role in ("parameter", "buffer"))
         elif record.phase == "forward":
             self.forward[record.level, record.call, record.module] = judged
         elif record.phase == "backward":
             self._add_gradients(made, self.forward_of(record))
         elif record.phase == "optimizer":
             self.optimized |= {slot.pair.slot: slot for slot in made}
+
+    def _add_state(self, slots: Iterable[JudgedSlot]) -> None:
+        for slot in slots:
+            path, apart = slot.pair.slot.path, distance(slot.measurement) or 0.0
+            self.parameters[path] = slot
+            for end in range(len(path)) if apart else ():
+                module = ".".join(map(str, path[:end]))
+                worst, agrees = self.modules.get(module, (0.0, True))
+                self.modules[module] = max(worst, apart), agrees and slot.verdict.level != "differs"
+
+    def parameters_under(self, record: CallRecord) -> tuple[float, bool]:
+        """How far the parameters and buffers of a module and its children are apart, and whether all agree within rounding."""
+        return self.modules.get(record.module, (0.0, True))
 
     def _add_gradients(self, made: Iterable[JudgedSlot], forward: JudgedCall | None) -> None:
         entered = (
@@ -87,6 +126,10 @@ class Trail:
             key = values_key(source) if source else None
             if key is not None and slot.verdict.level == "rounding":
                 self.gradients[key] = max(self.gradients.get(key, 0.0), distance(slot.measurement) or 0.0)
+
+
+def _sides(pair: SlotPair) -> list[tuple[str, TensorRecord]]:
+    return [(side, one) for side, one in (("subject", pair.subject), ("reference", pair.reference)) if one is not None]
 
 
 def values_key(pair: SlotPair) -> Hashable | None:

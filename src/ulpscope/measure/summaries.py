@@ -30,7 +30,7 @@ __all__ = ["measure_summaries"]
 _VALUES = ("min", "max", "mean", "rms")
 _COUNTS = ("num_nan", "num_posinf", "num_neginf")
 _FLOAT32_EPS = 2.0**-23
-# How many float32 roundings, each of the size of the rms, foreign reductions are allowed. Means are summed in trees; norms of torch on a CPU
+# How many float32 roundings, each as large as the rms, foreign reductions are allowed. Means are summed in trees; norms of torch on a CPU
 # in a few lanes, one element after the other (seen there: 3 million elements, float32 6e-5 and float16 1.4e-3 off).
 _MEAN_ROUNDINGS = 64
 _NORM_ELEMENTS_PER_ROUNDING = 256

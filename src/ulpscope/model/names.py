@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, get_args
 
 __all__ = ["INPUT_ROLES", "OUTPUT_ROLES", "ROLES", "CallName", "Role", "Slot"]
 
@@ -67,7 +67,7 @@ class Slot:
         role, *parts = text.split(".")
         if role not in ROLES:
             raise ValueError(f"{text!r} is not a slot: it begins with none of {', '.join(ROLES)}")
-        return cls(cast("Role", role), tuple(_parse_part(part) for part in parts))
+        return cls(role, tuple(_parse_part(part) for part in parts))
 
     @property
     def is_input(self) -> bool:

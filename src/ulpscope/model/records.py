@@ -122,8 +122,8 @@ class CallRecord:
     `input.*` are gradients of the call's outputs and `output.*` the gradients that this call contributes to its
     inputs, each under the path of that input. Records of level `state` hold what is not a call: the parameters and buffers at step
     start (`state.parameters`), the batch (`state.batch`), the random generators (`state.rng`, in `arguments`) and an
-    optimizer's step (`optimizer.AdamW`: hyper-parameters in `arguments`; slots gradient.<name> before the step, mutated.<name> the parameters
-    and state.<name>.<key> the optimizer's state after it).
+    optimizer's step (`optimizer.AdamW`: hyper-parameters in `arguments`; slots gradient.<name> before the step, mutated.<name> the
+    parameters and state.<name>.<key> the optimizer's state after it).
     """
 
     rank: int

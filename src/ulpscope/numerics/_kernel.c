@@ -285,6 +285,9 @@ static int level(void) { return 0; }
 #define DISPATCH(function, ...) function##_plain(__VA_ARGS__)
 #endif
 
+/* That of VERSION in kernel.py: goes up with every change of a result or a signature, so that a library left over from an older source is not used. */
+EXPORT int ulpscope_version(void) { return 1; }
+
 /* The best instruction set that this CPU has: 0 plain, 1 AVX2, 2 AVX-512. A `target` below means one of these, or -1 for the best. */
 EXPORT int ulpscope_level(void) { return level(); }
 

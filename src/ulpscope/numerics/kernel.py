@@ -11,8 +11,9 @@ import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["BEST_TARGET", "KERNEL", "KINDS", "DifferenceOut", "SummaryOut", "load_kernel", "open_kernel"]
+__all__ = ["BEST_TARGET", "CODES", "KERNEL", "KINDS", "VERSION", "DifferenceOut", "SummaryOut", "load_kernel", "open_kernel"]
 
+VERSION = 1  # of `ulpscope_version` in _kernel.c
 # The numbers of `enum kind` in _kernel.c; every one-byte dtype is CODES with a table of its values.
 KINDS = {
     "float64": 0,
@@ -84,7 +85,7 @@ def open_kernel() -> ctypes.CDLL | None:
         if path.is_file():
             try:
                 return load_kernel(path)
-            except (OSError, AttributeError):  # built for another machine, or from another version of the source
+            except (OSError, AttributeError):  # built for another machine, or from another version
                 continue
     return None
 
@@ -92,6 +93,8 @@ def open_kernel() -> ctypes.CDLL | None:
 def load_kernel(path: Path) -> ctypes.CDLL:
     """The kernel in a shared library, its functions declared."""
     library = ctypes.CDLL(str(path))
+    if library.ulpscope_version() != VERSION:
+        raise OSError(f"'{path}' was built from another version of _kernel.c; build it again")
     pointer, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.ulpscope_level.argtypes = []
     library.ulpscope_fingerprint.argtypes = [pointer, size, pointer, integer]

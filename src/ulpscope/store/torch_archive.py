@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import mmap
 import pickletools
 import zipfile
 from pathlib import Path
@@ -43,20 +44,27 @@ _MARK = object()
 def open_plain_tensor(file: Path) -> TensorData | None:
     """The one tensor in an archive, mapped; None where the archive holds something else."""
     try:
-        with zipfile.ZipFile(file) as archive:
+        with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            pickled = entries.get("data.pkl")
-            if pickled is None or pickled.file_size > _MAX_PICKLE_BYTES or _byte_order(archive, entries) != b"little":
+            if entries["data.pkl"].file_size > _MAX_PICKLE_BYTES:
                 return None
-            described = _described(archive.read(pickled))
-        return _mapped(file, entries, described) if described else None
+            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        order = _content(mapping, entries["byteorder"]) if "byteorder" in entries else b"little"
+        described = _described(bytes(_content(mapping, entries["data.pkl"])))
+        return _tensor(mapping, entries, described) if described and order == b"little" else None
     except (zipfile.BadZipFile, ValueError, IndexError, KeyError, TypeError, AttributeError, NotImplementedError, EOFError):
         return None
 
 
-def _byte_order(archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]) -> bytes:
-    info = entries.get("byteorder")
-    return archive.read(info) if info is not None and info.file_size < 16 else b"little"
+def _content(mapping: mmap.mmap, info: zipfile.ZipInfo) -> memoryview:
+    """The bytes of an entry: behind its local header, whose name and padding have their own lengths."""
+    header = mapping[info.header_offset : info.header_offset + _LOCAL_HEADER_BYTES]
+    if header[:4] != b"PK\x03\x04" or info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("not stored as it is")
+    begin = info.header_offset + _LOCAL_HEADER_BYTES + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    if begin + info.file_size > len(mapping):
+        raise ValueError("cut off")
+    return memoryview(mapping)[begin : begin + info.file_size]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -116,30 +124,19 @@ def _value(data: bytes) -> Any:
     return None
 
 
-def _mapped(
-    file: Path, entries: dict[str, zipfile.ZipInfo], described: tuple[str, str, int, tuple[int, ...], tuple[int, ...]]
+def _tensor(
+    mapping: mmap.mmap, entries: dict[str, zipfile.ZipInfo], described: tuple[str, str, int, tuple[int, ...], tuple[int, ...]]
 ) -> TensorData | None:
     kind, key, offset, shape, strides = described
-    info = entries[f"data/{key}"]
-    size = DTYPES[kind].size_bytes
-    last = offset + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
-    if info.compress_type != zipfile.ZIP_STORED or min((offset, *shape, *strides)) < 0:
+    size, numel = DTYPES[kind].size_bytes, math.prod(shape)
+    if min((offset, *shape, *strides)) < 0:
         return None
-    if math.prod(shape) == 0:
+    if numel == 0:
         return TensorData(kind, shape, memoryview(b""))
-    if (last + 1) * size > info.file_size or math.prod(shape) * size > max(MAX_EXPANDED_BYTES, info.file_size):
+    storage = _content(mapping, entries[f"data/{key}"])
+    last = offset + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    if (last + 1) * size > len(storage) or numel * size > max(MAX_EXPANDED_BYTES, len(storage)):
         return None
-    storage = np.memmap(file, np.uint8, "r", offset=_data_offset(file, info), shape=(info.file_size // size, size))
-    steps = [stride * size for stride in strides]
-    elements = np.lib.stride_tricks.as_strided(storage[offset:], (*shape, size), (*steps, 1), writeable=False)
+    flat = np.frombuffer(storage, np.uint8)[offset * size :]
+    elements = np.lib.stride_tricks.as_strided(flat, (*shape, size), (*(stride * size for stride in strides), 1), writeable=False)
     return TensorData(kind, shape, np.ascontiguousarray(elements).reshape(-1).data)
-
-
-def _data_offset(file: Path, info: zipfile.ZipInfo) -> int:
-    """Where the bytes of an entry begin: behind its local header, whose name and padding have their own lengths."""
-    with file.open("rb") as stream:
-        stream.seek(info.header_offset)
-        header = stream.read(_LOCAL_HEADER_BYTES)
-    if header[:4] != b"PK\x03\x04":
-        raise ValueError("no local header")
-    return info.header_offset + _LOCAL_HEADER_BYTES + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
