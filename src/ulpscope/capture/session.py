@@ -7,7 +7,6 @@ once, and training goes on.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -179,7 +178,6 @@ class CaptureSession:
         """A hook that does nothing once capture is over, and whose failure stays here."""
         session = weakref.ref(self)
 
-        @functools.wraps(function)
         def hook(*args: Any) -> None:
             alive = session()
             if alive is not None and alive._is_active and alive._is_recording:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 
 from ulpscope.capture.torch_internals import blind, is_fake, is_traced, storage_identity
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
@@ -61,6 +62,8 @@ class TensorReader:
         """Describe one tensor. Call it where no function mode is active."""
         dtype = self._dtypes.get(tensor.dtype) or self._dtypes.setdefault(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         device = self._devices.get(tensor.device) or self._devices.setdefault(tensor.device, str(tensor.device))
+        if is_lazy(tensor):
+            return TensorRecord(slot=slot, dtype=dtype, shape=(), device=device, note="a lazy parameter that has no shape yet")
         if tensor.is_nested:
             note = f"nested tensor of shape {tuple(tensor.shape) if tensor.layout is torch.jagged else '?'}: values are not read"
             return TensorRecord(slot=slot, dtype=dtype, shape=(), device=device, requires_grad=tensor.requires_grad, note=note)

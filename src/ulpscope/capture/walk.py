@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -46,9 +47,9 @@ def tensors_in(value: Any, role: Role) -> list[Found]:
 
 def _encode(value: Any, path: tuple[int | str, ...], role: Role, found: list[Found]) -> Any:
     if isinstance(value, torch.Tensor):
-        slot = Slot(role, path)
+        slot, text = _slot(role, path)
         found.append((slot, value))
-        return {"$tensor": str(slot)}
+        return {"$tensor": text}
     if value is None or isinstance(value, (bool, float, str)):
         return value if not isinstance(value, str) or len(value) <= _LONGEST_TEXT else value[:_LONGEST_TEXT] + "…"
     if isinstance(value, enum.Enum):
@@ -65,6 +66,12 @@ def _encode(value: Any, path: tuple[int | str, ...], role: Role, found: list[Fou
     if isinstance(value, dict):
         return {str(key): _encode(item, (*path, key if isinstance(key, int) else str(key)), role, found) for key, item in value.items()}
     return _encode_object(value, path, role, found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _slot(role: Role, path: tuple[int | str, ...]) -> tuple[Slot, str]:
+    slot = Slot(role, path)
+    return slot, str(slot)
 
 
 def _encode_object(value: Any, path: tuple[int | str, ...], role: Role, found: list[Found]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
 
 from ulpscope.judge.conditioning import Scale, narrowed_error, scale_backward, scale_forward, scale_plain
 from ulpscope.judge.sizes import Size, dtypes_of, size_of
@@ -36,7 +35,7 @@ class Entering:
         forward = trail.forward_of(pair.record)
         behind = forward.slots if forward else ()
         inputs = [slot for slot in behind if slot.pair.slot.is_input]
-        parameters, parameters_agree = trail.parameters_under(pair.record) if pair.record.level == "module" else (0.0, True)
+        parameters, parameters_agree = trail.parameters_under(pair.record)
         return cls(
             given=_sizes(given, trail.drift),
             inputs={slot.pair.slot.path: size for slot in inputs for size in _sizes([slot], trail.drift)},
@@ -57,8 +56,10 @@ class Entering:
         return max([self.parameters, *(size.distance for size in (*self.given, *self.inputs.values(), *self.results))])
 
     def scale(self, record: CallRecord, slot: Slot, own: Size) -> Scale:
-        if record.level == "module":
-            return Scale(own.rms, self.apart * own.rms if isfinite(self.apart) else inf)
+        scale = self._scale(record, slot, own)
+        return Scale(scale.terms, max(scale.carried, self.parameters * own.rms)) if self.parameters else scale
+
+    def _scale(self, record: CallRecord, slot: Slot, own: Size) -> Scale:
         if record.phase == "forward":
             return scale_forward(record.call, self.given, own)
         if record.phase == "backward" and self.inputs:

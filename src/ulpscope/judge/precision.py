@@ -49,7 +49,7 @@ def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
     low, high = threshold("systemic_low") * unit, threshold("systemic_high") * unit
     measurement = slot.measurement
     if isinstance(measurement, SummaryMeasurement):
-        return measurement.equal is not True and 0 < measurement.distance <= high and not _shows_scale(measurement)
+        return measurement.equal is not True and 0 < measurement.distance <= high and not _shows_scale(slot)
     if not isinstance(measurement, TensorMeasurement) or measurement.num_nan_disagree or measurement.num_inf_disagree:
         return False
     if isinstance(measurement.rel_l2, Undefined) or is_coherent(measurement):
@@ -57,7 +57,9 @@ def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
     return measurement.distance <= 1.5 * measurement.rel_l2 and low <= measurement.rel_l2 <= high
 
 
-def _shows_scale(measurement: SummaryMeasurement) -> bool:
-    """Whether the rms moved along with the maximum: noise moves the maximum alone."""
-    rms, largest = (measurement.differences.get(name, 0.0) for name in ("rms", "max"))
-    return not isinstance(rms, Undefined) and not isinstance(largest, Undefined) and abs(rms) > abs(largest) / 8
+def _shows_scale(slot: JudgedSlot) -> bool:
+    """Whether extremes and rms all moved by the same factor: noise moves each its own way."""
+    ours, theirs = (record.summary if record else None for record in (slot.pair.subject, slot.pair.reference))
+    pairs = [(getattr(ours, name, None), getattr(theirs, name, None)) for name in ("min", "max", "rms")]
+    moved = sorted(left / right - 1 for left, right in pairs if left is not None and right)
+    return len(moved) > 1 and (0 < moved[-1] <= 2 * moved[0] or 2 * moved[-1] <= moved[0] < 0)

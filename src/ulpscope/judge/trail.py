@@ -115,7 +115,7 @@ class Trail:
 
     def parameters_under(self, record: CallRecord) -> tuple[float, bool]:
         """How far the parameters and buffers of a module and its children are apart, and whether all agree within rounding."""
-        return self.modules.get(record.module, (0.0, True))
+        return self.modules.get(record.module, (0.0, True)) if record.level == "module" else (0.0, True)
 
     def _add_gradients(self, made: Iterable[JudgedSlot], forward: JudgedCall | None) -> None:
         entered = (

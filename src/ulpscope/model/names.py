@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -64,10 +65,7 @@ class Slot:
 
     @classmethod
     def parse(cls, text: str) -> Slot:
-        role, *parts = text.split(".")
-        if role not in ROLES:
-            raise ValueError(f"{text!r} is not a slot: it begins with none of {', '.join(ROLES)}")
-        return cls(role, tuple(_parse_part(part) for part in parts))
+        return _parse_slot(text)
 
     @property
     def is_input(self) -> bool:
@@ -76,6 +74,14 @@ class Slot:
     @property
     def is_output(self) -> bool:
         return self.role in OUTPUT_ROLES
+
+
+@functools.lru_cache(maxsize=65_536)
+def _parse_slot(text: str) -> Slot:
+    role, *parts = text.split(".")
+    if role not in ROLES:
+        raise ValueError(f"{text!r} is not a slot: it begins with none of {', '.join(ROLES)}")
+    return Slot(role, tuple(_parse_part(part) for part in parts))
 
 
 def _format_part(part: int | str) -> str:

@@ -11,6 +11,7 @@ import functools
 import math
 import mmap
 import pickletools
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ def _content(mapping: mmap.mmap, info: zipfile.ZipInfo) -> memoryview:
 @functools.lru_cache(maxsize=4096)
 def _described(data: bytes) -> tuple[str, str, int, tuple[int, ...], tuple[int, ...]] | None:
     """Dtype, name of the storage, offset, shape and strides."""
-    value = _value(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pickletools, about odd escapes in texts
+        value = _value(data)
     match value:
         case ("call", ("global", "torch._utils _rebuild_parameter"), (("call", *_) as tensor, _, _)):
             value = tensor
