@@ -16,6 +16,7 @@ from ulpscope.errors import InputError
 from ulpscope.judge import Trail, judge_call, rules_named
 from ulpscope.measure import measure_slot
 from ulpscope.model import (
+    Arguments,
     CallName,
     CallRecord,
     FingerprintMeasurement,
@@ -305,3 +306,56 @@ def test_a_larger_difference_is_never_judged_better(sizes: Sequence[float], op: 
     reference = {"input.0": square, "input.1": square, "output.0": square}
     multiples = [judged(op, reference | {"output.0": off(square, size)}, reference).multiple or 0.0 for size in (small, large)]
     assert multiples[0] <= multiples[1]
+
+
+@pytest.mark.parametrize(("is_known", "level"), [(True, "rounding"), (False, "differs")])
+def test_what_leaves_calls_of_one_side_may_differ_by_what_entered_them(is_known: bool, level: str) -> None:
+    """Norms of gradients, taken one by one here and all at once there: a gradient of pure rounding has a norm of pure rounding."""
+    trail = Trail(drift=1e-6)
+    ours, theirs = X, off(X, 1.0)
+    if is_known:
+        near = judged("functional.linear", {"output.0": ours}, {"output.0": theirs}, Trail(drift=1.0))
+        honest = [replace(slot, verdict=Verdict("rounding", "derived", "cancels", 0.5)) for slot in near.slots]
+        trail.add(replace(near, slots=tuple(honest)), 0.0)
+    norms = np.float32(2.0), np.float32(1.0)
+    for lone, entered, made in (("subject", ours, norms[0]), ("reference", theirs, norms[1])):
+        pair, _ = call("torch.norm", {"input.0": entered, "output.0": made}, {"input.0": entered, "output.0": made})
+        other = "reference" if lone == "subject" else "subject"
+        judge_call(replace(pair, slots=(), **{other: None}), [], trail=trail)
+    one = judged("Tensor.to", {"input.0": norms[0], "output.0": norms[0]}, {"input.0": norms[1], "output.0": norms[1]}, trail)
+    assert verdict(one, "input.0").level == level
+
+
+@pytest.mark.parametrize(("module", "level"), [("layers.0", "rounding"), ("layers.1", "differs")])
+def test_parameters_enter_a_module_without_being_handed_over(module: str, level: str) -> None:
+    trail = Trail()
+    trail.begin_step(7)
+    judged("state.parameters", {"parameter.layers.0.weight": off(X, 1e-3)}, {"parameter.layers.0.weight": X}, trail, phase="start")
+    sides = {"input.0": X, "output.0": off(Y, 2e-3)}, {"input.0": X, "output.0": Y}
+    assert verdict(judged("module.Linear", *sides, trail, level="module", module=module)).level == level
+
+
+@pytest.mark.parametrize(("op", "level"), [("optimizer.AdamW", "rounding"), ("optimizer.SGD", "differs")])
+def test_an_optimizer_that_normalises_turns_rounding_into_steps(op: str, level: str) -> None:
+    after = X.copy()
+    after[:10] += np.float32(1e-3)
+    sides = {"gradient.w": off(Y, 1e-6), "mutated.w": after}, {"gradient.w": Y, "mutated.w": X}
+    groups = Arguments(kwargs={"groups": [{"lr": 1e-3}]})
+    one = judged(op, *sides, phase="optimizer", level="state", arguments=groups)
+    assert verdict(one, "mutated.w").level == level
+    equal = judged(op, sides[0] | {"gradient.w": Y}, sides[1], phase="optimizer", level="state", arguments=groups)
+    assert verdict(equal, "mutated.w").level == "differs"
+
+
+def test_a_scale_on_noisy_inputs_is_judged_more_strictly_than_noise() -> None:
+    reference = {"input.0": X, "output.0": Y}
+    noisy = judged("functional.gelu", {"input.0": off(X, 1e-4), "output.0": off(Y, 6e-4)}, reference, trail=Trail(drift=1e-4))
+    scaled = judged("functional.gelu", {"input.0": off(X, 1e-4), "output.0": Y * np.float32(1.0006)}, reference, trail=Trail(drift=1e-4))
+    assert verdict(noisy).level == "rounding"
+    assert verdict(scaled).level == "differs"
+
+
+def test_subnormal_results_may_differ_by_their_spacing() -> None:
+    tiny = np.full((8, 8), 3e-45, "f4")
+    one = judged("torch.mul", {"input.0": X, "output.0": tiny}, {"input.0": X, "output.0": np.zeros((8, 8), "f4")})
+    assert verdict(one).level == "rounding"

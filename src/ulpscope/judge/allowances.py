@@ -35,6 +35,7 @@ class Allowance:
     is_known_honest: bool = False
     can_flip: bool = False
     inputs_agree: bool = True
+    inputs_scaled: bool = False
 
 
 Rule: TypeAlias = Callable[[SlotPair, Measurement, Allowance], Verdict]

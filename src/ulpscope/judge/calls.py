@@ -90,6 +90,7 @@ def _judge_made(pair: Pair, slot: SlotPair, found: Measurement, entering: Enteri
         drift=trail.drift,
         can_flip=can_flip(record),
         inputs_agree=entering.agree,
+        inputs_scaled=entering.is_scaled,
     )
     judged = JudgedSlot(slot, found, rule(slot, found, allowance))
     is_honest = judged.verdict.level == "rounding" and (judged.verdict.multiple or 0.0) <= 1 and not allowance.can_flip

@@ -6,6 +6,7 @@ allowed = rounding units of the dtype + 8 times the distance of the call's input
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, isfinite, prod
 
 from ulpscope.judge.allowances import Allowance
@@ -91,10 +92,13 @@ def _given(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allow
 
 
 def _made(pair: SlotPair, measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> Verdict:
+    is_scale = is_coherent(pair, measurement)
+    if is_scale and not allowance.inputs_scaled:
+        allowance = _without_noise(allowance)
     multiple = _ratio(*_error_and_limit(measurement, allowance))
     if multiple > 1 and allowance.can_flip and allowance.entering:
         multiple = min(multiple, _flip_multiple(measurement, allowance))
-    if 1 < multiple <= threshold("amplified") and allowance.entering and allowance.inputs_agree and not is_coherent(measurement):
+    if 1 < multiple <= threshold("amplified") and allowance.entering and allowance.inputs_agree and not is_scale:
         return Verdict("rounding", "amplified", f"{multiple:.3g}x what is allowed: magnifies the difference of its inputs", multiple)
     if multiple > 1:
         what = "rounding explains" if not allowance.entering else "rounding and the difference of its inputs explain"
@@ -104,6 +108,12 @@ def _made(pair: SlotPair, measurement: TensorMeasurement | SummaryMeasurement, a
     if measurement.distance <= allowance.units + threshold("amplification") * allowance.drift:
         return Verdict("rounding", "derived", f"agrees although its inputs differ{_bound(measurement)}", multiple)
     return Verdict("differs", "derived", f"no more than the difference of its inputs explains{_bound(measurement)}", multiple)
+
+
+def _without_noise(allowance: Allowance) -> Allowance:
+    """For a change of scale that the inputs do not have: noise that enters explains only a part of it."""
+    part = 1 / threshold("scale")
+    return replace(allowance, entering=allowance.entering * part, carried=allowance.carried * part, narrowed=allowance.narrowed * part)
 
 
 def _error_and_limit(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ulpscope.judge.conditioning import Scale, narrowed_error, scale_backward, scale_forward, scale_plain
-from ulpscope.judge.sizes import Size, dtypes_of, size_of
+from ulpscope.judge.sizes import Size, distance, dtypes_of, is_coherent, size_of
 from ulpscope.judge.trail import Trail
 from ulpscope.model import DTYPES, CallRecord, DType, JudgedSlot, Pair, Slot
 
@@ -18,7 +18,7 @@ __all__ = ["Entering", "coarsest"]
 class Entering:
     """`given` are the sizes of what the record receives; for a backward record `inputs` and `results` are those of its forward call.
 
-    `parameters` is how far the parameters of a module are apart, which enter it without being handed over.
+    `behind_module` is how far apart is what enters a module without being handed over.
     """
 
     given: Sequence[Size]
@@ -26,38 +26,40 @@ class Entering:
     results: Sequence[Size] = ()
     dtypes: Sequence[DType] = ()
     agree: bool = True
+    is_scaled: bool = False
     by_path: dict[tuple[int | str, ...], JudgedSlot] = field(default_factory=dict)
     drift: float = 0.0
-    parameters: float = 0.0
+    behind_module: float = 0.0
 
     @classmethod
     def of(cls, pair: Pair, given: Sequence[JudgedSlot], trail: Trail) -> Entering:
         forward = trail.forward_of(pair.record)
         behind = forward.slots if forward else ()
         inputs = [slot for slot in behind if slot.pair.slot.is_input]
-        parameters, parameters_agree = trail.parameters_under(pair.record)
+        behind_module, parameters_agree = trail.behind_module(pair.record)
         return cls(
             given=_sizes(given, trail.drift),
             inputs={slot.pair.slot.path: size for slot in inputs for size in _sizes([slot], trail.drift)},
             results=_sizes((slot for slot in behind if slot.pair.slot.role == "output"), trail.drift),
             dtypes=[*_dtypes([*given, *behind]), *_autocast(pair)],
             agree=_agree([*given, *behind]) and parameters_agree,
+            is_scaled=_is_scaled([*given, *behind]),
             by_path={slot.pair.slot.path: slot for slot in given},
             drift=trail.drift,
-            parameters=parameters,
+            behind_module=behind_module,
         )
 
     def narrowed_to(self, slots: Sequence[JudgedSlot]) -> Entering:
         """The same with only some slots entering."""
-        return Entering(given=_sizes(slots, self.drift), dtypes=_dtypes(slots), agree=_agree(slots))
+        return Entering(given=_sizes(slots, self.drift), dtypes=_dtypes(slots), agree=_agree(slots), is_scaled=_is_scaled(slots))
 
     @property
     def apart(self) -> float:
-        return max([self.parameters, *(size.distance for size in (*self.given, *self.inputs.values(), *self.results))])
+        return max([self.behind_module, *(size.distance for size in (*self.given, *self.inputs.values(), *self.results))])
 
     def scale(self, record: CallRecord, slot: Slot, own: Size) -> Scale:
         scale = self._scale(record, slot, own)
-        return Scale(scale.terms, max(scale.carried, self.parameters * own.rms)) if self.parameters else scale
+        return Scale(scale.terms, max(scale.carried, self.behind_module * own.rms)) if self.behind_module else scale
 
     def _scale(self, record: CallRecord, slot: Slot, own: Size) -> Scale:
         if record.phase == "forward":
@@ -85,6 +87,10 @@ def _dtypes(slots: Iterable[JudgedSlot]) -> list[DType]:
 
 def _agree(slots: Iterable[JudgedSlot]) -> bool:
     return all(slot.verdict.level != "differs" for slot in slots)
+
+
+def _is_scaled(slots: Iterable[JudgedSlot]) -> bool:
+    return any(is_coherent(slot.pair, slot.measurement) for slot in slots if distance(slot.measurement))
 
 
 def _autocast(pair: Pair) -> list[DType]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ulpscope.judge.conditioning import COMPOSITES, CONTRACTIONS, plain_name
-from ulpscope.judge.sizes import distance, dtypes_of, is_coherent
+from ulpscope.judge.sizes import dtypes_of, is_equal, looks_scaled
 from ulpscope.judge.thresholds import threshold
-from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement, Undefined
+from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, Measurement, SummaryMeasurement, TensorMeasurement, Undefined
 
 __all__ = ["FORMATS", "operand_format"]
 
@@ -38,10 +38,15 @@ def _is_telling(call: JudgedCall, narrow: DType) -> bool:
     is_product = plain_name(record.call) in CONTRACTIONS | COMPOSITES
     if record.phase != "forward" or record.level == "module" or not is_product or record.recompute:
         return False
-    given = [distance(slot.measurement) for slot in call.slots if record.receives(slot.pair.slot)]
+    given = [slot.measurement for slot in call.slots if record.receives(slot.pair.slot)]
     dtypes = [one for slot in call.slots for one in dtypes_of(slot.pair)]
+    return bool(given) and all(_agrees(one, narrow) for one in given) and all(one.mantissa >= 23 for one in dtypes)
+
+
+def _agrees(measurement: Measurement, narrow: DType) -> bool:
+    """Statistics give only a lower bound of the distance, so there the bits have to agree."""
     near = threshold("systemic_low") * narrow.eps / 8
-    return bool(given) and all(apart is not None and apart <= near for apart in given) and all(one.mantissa >= 23 for one in dtypes)
+    return is_equal(measurement) or (isinstance(measurement, TensorMeasurement) and measurement.distance <= near)
 
 
 def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
@@ -52,7 +57,7 @@ def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
         return measurement.equal is not True and 0 < measurement.distance <= high and not _shows_scale(slot)
     if not isinstance(measurement, TensorMeasurement) or measurement.num_nan_disagree or measurement.num_inf_disagree:
         return False
-    if isinstance(measurement.rel_l2, Undefined) or is_coherent(measurement):
+    if isinstance(measurement.rel_l2, Undefined) or looks_scaled(measurement):
         return False
     return measurement.distance <= 1.5 * measurement.rel_l2 and low <= measurement.rel_l2 <= high
 

@@ -21,7 +21,7 @@ from ulpscope.model import (
     VerdictLevel,
 )
 
-__all__ = ["Size", "distance", "dtypes_of", "is_coherent", "is_equal", "size_of"]
+__all__ = ["Size", "distance", "dtypes_of", "is_coherent", "is_equal", "looks_scaled", "size_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,22 @@ def _deviation(records: list[TensorRecord], rms: float) -> float:
     return sqrt(max(summary.rms**2 - summary.mean**2, 0.0))
 
 
-def is_coherent(measurement: Measurement) -> bool:
-    """Whether the difference is mostly a change of scale, which amplified noise is not."""
-    if not isinstance(measurement, TensorMeasurement) or measurement.numel < 64 or not measurement.rms_reference:
-        return False
-    if isinstance(measurement.cosine, Undefined) or isinstance(measurement.rel_l2, Undefined):
+def is_coherent(pair: SlotPair, measurement: Measurement) -> bool:
+    """Whether the difference is mostly a change of scale and cannot be noise, since many elements carry the size."""
+    return isinstance(measurement, TensorMeasurement) and looks_scaled(measurement) and _num_carrying(pair, measurement) >= 64
+
+
+def looks_scaled(measurement: TensorMeasurement) -> bool:
+    """Whether the difference is mostly a change of scale, be it by chance."""
+    if isinstance(measurement.cosine, Undefined) or isinstance(measurement.rel_l2, Undefined) or not measurement.rms_reference:
         return False
     scaled_by = measurement.cosine * measurement.rms_subject / measurement.rms_reference
     return abs(scaled_by - 1) >= measurement.rel_l2 / 2
+
+
+def _num_carrying(pair: SlotPair, measurement: TensorMeasurement) -> float:
+    """How many elements carry the size at least: all of them, or fewer where one stands out."""
+    summary = pair.reference.summary if pair.reference else None
+    if summary is None or not summary.abs_max or not isfinite(summary.abs_max):
+        return 0.0
+    return measurement.numel * (measurement.rms_reference / summary.abs_max) ** 2

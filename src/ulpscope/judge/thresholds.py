@@ -52,6 +52,12 @@ THRESHOLDS: tuple[Threshold, ...] = (
         "a largest error of 8 rms errors is beyond what rounding gives to any tensor of fewer than 1e15 elements",
     ),
     Threshold(
+        "scale",
+        4.0,
+        "how many times tighter a difference is judged that is mostly a change of scale, where the inputs have none",
+        "noise in the inputs, however magnified, scales a result of n elements by its distance over the root of n only",
+    ),
+    Threshold(
         "flips",
         2.0,
         "elements that may jump for free where an operation is discontinuous and its inputs differ (relu backward, argmax, optimizer)",

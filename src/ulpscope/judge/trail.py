@@ -113,9 +113,15 @@ class Trail:
                 worst, agrees = self.modules.get(module, (0.0, True))
                 self.modules[module] = max(worst, apart), agrees and slot.verdict.level != "differs"
 
-    def parameters_under(self, record: CallRecord) -> tuple[float, bool]:
-        """How far the parameters and buffers of a module and its children are apart, and whether all agree within rounding."""
-        return self.modules.get(record.module, (0.0, True)) if record.level == "module" else (0.0, True)
+    def behind_module(self, record: CallRecord) -> tuple[float, bool]:
+        """How far apart is what enters a module without being handed over: its parameters, and what its own calls drifted.
+
+        Also whether its parameters agree within rounding.
+        """
+        if record.level != "module":
+            return 0.0, True
+        apart, agrees = self.modules.get(record.module, (0.0, True))
+        return max(apart, self.drift), agrees
 
     def _add_gradients(self, made: Iterable[JudgedSlot], forward: JudgedCall | None) -> None:
         entered = (

@@ -30,7 +30,7 @@ class Histogram:
 class Finding:
     """One thing that a person should know, with the evidence and the next step.
 
-    `kind` is one of batch, rng, parameters, arguments, calls, contributed, backward, optimizer, coverage.
+    `kind` is one of batch, rng, parameters, arguments, calls, contributed, backward, optimizer, precision, coverage.
     """
 
     level: FindingLevel
