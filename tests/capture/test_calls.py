@@ -99,6 +99,18 @@ def test_inputs_of_an_in_place_call_are_those_before_it() -> None:
     assert run.array(run.one("torch.add"), "output.0").tolist() == [6, 2, 2]
 
 
+def test_operations_that_write_are_seen_below_autograd() -> None:
+    x = torch.zeros(3)
+    with recording(level="op") as run:
+        x.add_(1)
+        torch._foreach_mul_([x], 3)
+        torch.add(x, 1, out=x)
+    assert run.array(run.one("aten.add_.Tensor"), "input.0").tolist() == [0, 0, 0]
+    assert run.array(run.one("aten.add_.Tensor"), "output.0").tolist() == [1, 1, 1]
+    assert run.array(run.one("aten._foreach_mul_.Scalar"), "mutated.0.0").tolist() == [3, 3, 3]
+    assert run.array(run.one("aten.add.out"), "output.0").tolist() == [4, 4, 4]
+
+
 def test_a_write_through_an_alias_with_its_own_version_is_seen() -> None:
     x = torch.zeros(3, requires_grad=True)
     with recording() as run:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-__all__ = ["caller", "is_own_business", "makes_no_values", "op_name"]
+__all__ = ["caller", "is_own_business", "makes_no_values", "op_name", "written_arguments"]
 
 _VIEW_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
@@ -94,6 +94,14 @@ def _full_name(func: Any) -> str:
     if getattr(torch, own, None) is func:  # a function may have several names: torch.spmm is torch.mm
         return f"torch.{own}"
     return resolve_name(func) or f"{getattr(func, '__module__', None) or 'unknown'}.{own}"
+
+
+@functools.lru_cache(maxsize=8192)
+def written_arguments(func: Any) -> frozenset[int | str]:
+    """Positions and names of the arguments that an ATen operation writes to; below autograd no version tells."""
+    arguments = func._schema.arguments
+    written = [(position, argument.name) for position, argument in enumerate(arguments) if argument.is_write]
+    return frozenset(key for pair in written for key in pair)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -9,14 +9,23 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ulpscope.capture.calls import op_name
+from ulpscope.capture.calls import op_name, written_arguments
 from ulpscope.model import Level
 
 __all__ = ["ApiMode", "OpMode", "remove_mode"]
 
 
 class _Recorder(Protocol):
-    def open_call(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, level: Level = ..., depth: int = ...) -> Any: ...
+    def open_call(
+        self,
+        op: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        level: Level = ...,
+        depth: int = ...,
+        written: frozenset[int | str] = ...,
+    ) -> Any: ...
 
     def close_call(self, opened: Any, result: Any) -> None: ...
 
@@ -52,7 +61,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        opened = self._recorder.open_call(str(func), args, kwargs, level="op")
+        opened = self._recorder.open_call(str(func), args, kwargs, level="op", written=written_arguments(func))
         with torch._C.DisableTorchFunctionSubclass():  # below autograd, where a subclass of the user's sees nothing without us either
             result = func(*args, **kwargs)
         if opened is not None:

@@ -57,6 +57,7 @@ class OpenCall:
     versions: list[int | None]
     inputs: list[TensorRecord]
     edges: Edges | None
+    written: frozenset[int | str] = frozenset()
 
     @property
     def name(self) -> str | None:
@@ -245,7 +246,8 @@ class CallRecorder:
         returned = {id(tensor) for _, tensor in results}
         mutated: list[Found] = []
         for (slot, tensor), version in zip(opened.found, opened.versions, strict=True):
-            if version is not None and _version(tensor) != version:
+            is_written = slot.path[0] in opened.written
+            if is_written or (version is not None and _version(tensor) != version):
                 self.tensors.forget_storage(tensor)
                 if id(tensor) not in returned:
                     returned.add(id(tensor))

@@ -210,11 +210,26 @@ class CaptureSession:
 
     # ---- calls
 
-    def open_call(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, level: Level = "api", depth: int = 2) -> OpenCall | None:
-        """Take down what is known before a call; None where it is not recorded."""
+    def open_call(
+        self,
+        op: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        level: Level = "api",
+        depth: int = 2,
+        written: frozenset[int | str] = frozenset(),
+    ) -> OpenCall | None:
+        """Take down what is known before a call; None where it is not recorded.
+
+        `written` names arguments that the call is known to write to, where their version does not tell.
+        """
         if not self.is_recording or (level == "api" and is_own_business(caller(depth))):
             return None
-        return self._safely(f"record the inputs of {op}", self._recorder.open, op, args, kwargs, level)  # type: ignore[no-any-return]
+        opened: OpenCall | None = self._safely(f"record the inputs of {op}", self._recorder.open, op, args, kwargs, level)
+        if opened is not None:
+            opened.written = written
+        return opened
 
     def close_call(self, opened: OpenCall, result: Any) -> None:
         """Take down what a call returned."""

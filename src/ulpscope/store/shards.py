@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import re
+import threading
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,7 @@ class ShardIndex:
         self._folder = folder
         self._places: dict[str, TensorFrame] = {}
         self._journal = FrameReader(folder / JOURNAL)
+        self._lock = threading.Lock()  # several threads may ask for tensors, and the journal is read by one at a time
 
     def tensor(self, content: str) -> TensorData:
         """Map the bytes of a tensor, after making sure that they are the ones that were written."""
@@ -188,8 +190,9 @@ class ShardIndex:
         return TensorData(dtype, shape, data)
 
     def _place(self, hash: str) -> TensorFrame:
-        if hash not in self._places:
-            self._read_on()
+        with self._lock:
+            if hash not in self._places:
+                self._read_on()
         try:
             return self._places[hash]
         except KeyError:

@@ -7,9 +7,12 @@ in many slots (an output is the next call's input) is measured once.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from ulpscope.errors import NothingComparableError
@@ -26,6 +29,7 @@ from ulpscope.model import (
     Histogram,
     JudgedCall,
     Measurement,
+    Pair,
     Run,
     SlotPair,
     TensorRecord,
@@ -34,7 +38,8 @@ from ulpscope.store import open_run
 
 __all__ = ["compare_runs"]
 
-_MEMORY = 1 << 16
+_LARGE = 1 << 14
+_MOST_THREADS = 8
 _SHARE = 1000
 
 
@@ -59,7 +64,11 @@ def compare_runs(
     names = read_mapping(mapping) if mapping is not None else None
     ours, theirs = _opened(subject), _opened(reference)
     overlap = match_steps(ours, theirs)
-    judged = list(_judge_steps(ours, theirs, overlap.common, names, rules, progress or _silent))
+    pool = ThreadPoolExecutor(max_workers=min(_MOST_THREADS, _num_cores()), thread_name_prefix="ulpscope-measure")
+    try:
+        judged = list(_judge_steps(ours, theirs, overlap.common, names, rules, progress or _silent, pool))
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
     _check_common(judged, ours, theirs)
     operands = operand_format(judged)
     if operands is not None:
@@ -81,6 +90,10 @@ def _opened(run: Run | str | Path) -> Run:
     return open_run(run) if isinstance(run, (str, Path)) else run
 
 
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _silent(done: int, total: int) -> None:
     pass
 
@@ -92,6 +105,7 @@ def _judge_steps(
     mapping: Mapping | None,
     rules: str,
     progress: Callable[[int, int], None],
+    pool: Executor,
 ) -> Iterator[JudgedCall]:
     trails: dict[int, Trail] = {}
     stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
@@ -101,7 +115,7 @@ def _judge_steps(
         pairs = match_calls(
             _sharing_stacks(subject.records(rank, step), stacks), _sharing_stacks(reference.records(rank, step), stacks), mapping
         )
-        measure = _Measuring(subject, reference, rank, step)
+        measure = _Measuring(subject, reference, rank, step, pairs, pool)
         for done, pair in enumerate(pairs):
             yield judge_call(pair, [measure(slot) for slot in pair.slots], rules, trail)
             progress(at * _SHARE + (done + 1) * _SHARE // len(pairs), len(parts) * _SHARE)
@@ -127,26 +141,50 @@ def _sharing_stacks(records: Iterable[CallRecord], stacks: dict[tuple[Frame, ...
 
 
 class _Measuring:
-    """Measures the slots of one rank and step, each pair of values once."""
+    """Measures the slots of one rank and step, each pair of values once, and large ones ahead of their turn on every core.
 
-    def __init__(self, subject: Run, reference: Run, rank: int, step: int) -> None:
+    The pass over two tensors releases the interpreter, so threads are enough; as many tensors are open at once as there are threads.
+    """
+
+    def __init__(self, subject: Run, reference: Run, rank: int, step: int, pairs: Sequence[Pair], pool: Executor) -> None:
         self._read_subject = lambda content: subject.tensor(rank, step, content)
         self._read_reference = lambda content: reference.tensor(rank, step, content)
-        self._known: dict[Hashable, Measurement] = {}
+        self._known: dict[Hashable, Measurement | Future[Measurement]] = {}
+        for slot in (slot for pair in pairs for slot in pair.slots):
+            key = _values(slot)
+            if key is not None and key not in self._known and _is_work(slot):
+                self._known[key] = pool.submit(self._measure, slot)
 
     def __call__(self, slot: SlotPair) -> Measurement:
-        key = (_value(slot.subject), _value(slot.reference))
-        if None in key:
-            return measure_slot(slot, self._read_subject, self._read_reference)
-        if key not in self._known:
-            if len(self._known) >= _MEMORY:
-                self._known.clear()
-            self._known[key] = measure_slot(slot, self._read_subject, self._read_reference)
-        return self._known[key]
+        key = _values(slot)
+        if key is None:
+            return self._measure(slot)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._measure(slot)
+        elif isinstance(known, Future):
+            known = self._known[key] = known.result()
+        return known
+
+    def _measure(self, slot: SlotPair) -> Measurement:
+        return measure_slot(slot, self._read_subject, self._read_reference)
+
+
+def _values(slot: SlotPair) -> Hashable | None:
+    """What a measurement depends on; None where nothing identifies the values."""
+    key = (_value(slot.subject), _value(slot.reference))
+    return None if None in key else key
+
+
+def _is_work(slot: SlotPair) -> bool:
+    """Whether values have to be read, and enough of them to be worth a thread."""
+    ours, theirs = slot.subject, slot.reference
+    if ours is None or theirs is None or ours.content is None or theirs.content is None or ours.shape != theirs.shape:
+        return False
+    return ours.fingerprint != theirs.fingerprint and prod(ours.shape) >= _LARGE
 
 
 def _value(record: TensorRecord | None) -> Hashable | None:
-    """What a measurement depends on; None where nothing identifies the values."""
     if record is None or (record.fingerprint is None and record.content is None):
         return None
     return record.fingerprint, record.content, record.dtype, record.shape
