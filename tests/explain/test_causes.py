@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.match.building import Change, Where, at, noise, scale, train
-from ulpscope.model import Comparison, Finding, JudgedCall, RunInfo
+from ulpscope.explain import explain
+from ulpscope.explain.wording import against, inputs_line
+from ulpscope.model import Comparison, Finding, JudgedCall, NotMeasured, RunInfo, Verdict
+from ulpscope.report.counts import count_calls
 from ulpscope.workflows.comparing import compare_runs
 
 
@@ -247,14 +254,89 @@ def test_random_numbers_that_differ() -> None:
     assert "seed 1 against 2" in found.evidence
 
 
-@pytest.mark.parametrize("keep", ["fingerprint"])
-def test_fingerprints_alone_tell_where_bits_differ_but_not_how_much(keep: str) -> None:
-    comparison = compared(keep, change=scale(1.01, phase="forward", module="layers.1", op="functional.linear"))
-    assert comparison.faults == ()
+def test_fingerprints_alone_tell_where_bits_differ_but_not_how_much() -> None:
+    wrong = scale(1.01, phase="forward", module="layers.1", op="functional.linear")
+    info = RunInfo(command=("train.py", "--epochs", "1"), seed=3, options={"level": "api", "keep": "fingerprint"})
+    comparison = compare_runs(train(keep="fingerprint", change=wrong, info=info, path="runs/npu"), train(keep="fingerprint"))
+    assert (comparison.verdict, comparison.faults) == ("unknown", ())
     [note] = comparison.findings
-    assert note.kind == "coverage"
-    assert "layers.1/functional.linear.1" in note.evidence[0]
+    assert (note.level, note.kind) == ("note", "bitwise")
+    assert note.headline == "first bitwise difference: layers.1  linear (call 1, forward, output 0), step 0, rank 0"
+    assert (note.step, note.rank, note.phase, note.module, note.slot) == (0, 0, "forward", "layers.1", "output.0")
+    later = sum(one.level == "unmeasured" for one in comparison.calls) - 1
+    assert note.evidence[:2] == ("inputs agree bitwise", f"{later} later calls differ bitwise too; only fingerprints were kept, so nobody knows by how much")
+    assert "ulpscope run --into runs/npu-closer --keep tensors --steps 0 --seed 3 --select layers.1/functional.linear.1 train.py --epochs 1" in note.next
     assert call(comparison, "layers.1/functional.linear.1").contribution == "unknown"
+
+
+def test_parameters_that_differ_bitwise_by_an_unknown_amount() -> None:
+    comparison = compared("fingerprint", change=scale(1.01, phase="start", slot="parameter.layers.1.weight", step=0))
+    assert comparison.verdict == "unknown"
+    assert comparison.findings[0].headline == (
+        "first bitwise difference: parameters (call 0, start, parameter layers.1.weight), step 0, rank 0"
+    )
+    assert "ulpscope run --into DIR --keep tensors --steps 0 SCRIPT" in comparison.findings[0].next
+
+
+def test_a_fault_leaves_no_doubt() -> None:
+    """Integers at the start are faults even by their fingerprints; then nobody asks where bits differ."""
+    wrong = scale(1.01, phase="forward", module="layers.1", op="functional.linear")
+    ours, theirs = train(keep="fingerprint", change=wrong), train(keep="fingerprint")
+    mixed = compare_runs(train(change=wrong), train(keep="tensors"))
+    assert compare_runs(ours, theirs).verdict == "unknown"
+    assert mixed.verdict == "diverges"
+    assert all(one.kind != "bitwise" for one in mixed.findings)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        (2.2811, 2.2834, "2.2811 against 2.2834"),
+        (2.0, 1.0, "2 against 1"),
+        (2.25, 2.2500002, "2.25 against 2.2500002"),
+        (1.0, 1.0 + 1e-12, "1 against 1"),
+        (1e-30, 1.01e-30, "1e-30 against 1.01e-30"),
+        (-1.0, 1.0, "-1 against 1"),
+        (3.14159265, 0.0, "3.14 against 0"),
+        (float("nan"), 1.23456, "NaN against 1.23"),
+        (float("inf"), -float("inf"), "inf against -inf"),
+    ],
+)
+def test_numbers_have_the_digits_it_takes(ours: float, theirs: float, expected: str) -> None:
+    assert against(ours, theirs) == expected
+
+
+@given(st.floats(width=32), st.floats(width=32))
+def test_different_float32_values_look_different(ours: float, theirs: float) -> None:
+    left, right = against(ours, theirs).split(" against ")
+    assert (left != right) or ours == theirs or (np.isnan(ours) and np.isnan(theirs))
+
+
+def test_values_that_differ_slightly_are_shown_so() -> None:
+    def nudge(value: np.ndarray) -> np.ndarray:
+        value = value.copy()
+        value[3, 7] *= np.float32(1.001)
+        return value
+
+    for keep in ("tensors", "statistics"):
+        change = at(nudge if keep == "tensors" else lambda value: value * np.float32(1.001), phase="forward", module="layers.1", op="functional.linear")
+        texts = [text.split(" against ") for text in re.findall(r"(-?[\d.e-]+ against -?[\d.e-]+)", fault(compared(keep, change=change)).evidence[0])]
+        assert texts
+        assert all(left != right for left, right in texts)
+
+
+def test_advice_names_the_run() -> None:
+    judged = compared(change=scale(1.01, phase="forward", module="layers.1", op="functional.linear")).calls
+    _, (found, *_) = explain(judged, RunInfo(), RunInfo(), subject_path="my runs/npu")
+    assert "ulpscope show 'my runs/npu' layers.1/functional.linear.1" in found.next
+
+
+def test_memory_that_nobody_wrote_to_does_not_agree_bitwise() -> None:
+    comparison = compared(change=scale(1.01, phase="forward", module="layers.1", op="functional.linear"))
+    blamed = call(comparison, "layers.1/functional.linear.1")
+    first, *rest = blamed.slots
+    unwritten = replace(first, measurement=NotMeasured("uninitialised memory"), verdict=Verdict("same", "derived", "", 0.0))
+    assert inputs_line(replace(blamed, slots=(unwritten, *rest))) == "inputs agree bitwise, but for memory that nobody wrote to"
 
 
 def test_ranks_with_the_same_culprit_are_one_finding() -> None:
@@ -276,7 +358,20 @@ def test_the_rank_that_diverges_first_is_blamed() -> None:
 def test_no_call_is_blamed_twice_and_counts_add_up() -> None:
     comparison = compared(change=scale(1.01, phase="forward", module="layers.0", op="functional.linear"))
     counts = Counter(one.contribution for one in comparison.calls)
-    [line] = [line for line in fault(comparison).evidence if "inherited" in line]
-    differing = [one for one in comparison.calls if one.level == "differs" and one.contribution != "contributed"]
-    assert line == f"{sum(one.pair.record.phase != 'start' for one in differing)} later differences are inherited"
+    evidence = fault(comparison).evidence
     assert counts["inherited"] > 10
+    assert f"{counts['inherited']} later differences are inherited" in evidence
+    assert count_calls(comparison).inherited == counts["inherited"]
+
+
+def test_calls_that_magnify_or_hide_an_error_are_not_counted_as_inherited() -> None:
+    """A difference that enters is magnified a thousandfold in one place and vanishes in another."""
+    first = scale(1.01, phase="forward", module="layers.0", op="functional.linear")
+    second = scale(1000.0, phase="forward", module="layers.1", op="functional.leaky_relu")
+    honest = train(steps=(0,))
+    comparison = compare_runs(train(steps=(0,), change=lambda where, value: second(where, first(where, value))), honest)
+    counts = Counter(one.contribution for one in comparison.calls)
+    assert counts["amplified"] > 0
+    found = fault(comparison)
+    assert f"{counts['inherited']} later differences are inherited" in found.evidence
+    assert any(line.startswith(f"{counts['amplified']} call") and "magnif" in line for line in found.evidence)

@@ -26,6 +26,7 @@ from ulpscope.model import (
     Pair,
     Slot,
     SlotPair,
+    SummaryMeasurement,
     TensorData,
     TensorRecord,
     Verdict,
@@ -359,3 +360,30 @@ def test_subnormal_results_may_differ_by_their_spacing() -> None:
     tiny = np.full((8, 8), 3e-45, "f4")
     one = judged("torch.mul", {"input.0": X, "output.0": tiny}, {"input.0": X, "output.0": np.zeros((8, 8), "f4")})
     assert verdict(one).level == "rounding"
+
+
+@pytest.mark.parametrize(("equal", "distance", "level"), [(None, 0.0, "rounding"), (False, 0.0, "differs"), (None, 0.5, "differs")])
+def test_integers_of_which_only_statistics_are_known(equal: bool | None, distance: float, level: str) -> None:
+    index = np.arange(64)
+    pair, _ = call("torch.argmax", {"input.0": index, "output.0": index}, {"input.0": index, "output.0": index})
+    found = SummaryMeasurement(equal=equal, distance=distance)
+    one = judge_call(pair, [SummaryMeasurement(equal=True, distance=0.0), found])
+    assert verdict(one).level == level
+    assert (one.multiple == 0.0) == (level == "rounding")
+    assert verdict(judge_call(pair, [found, FingerprintMeasurement(equal=True)]), "input.0").level == level
+
+
+@pytest.mark.parametrize("sides", [("subject",), ("reference",), ("subject", "reference")])
+def test_memory_that_nobody_wrote_to_is_not_compared(sides: tuple[str, ...]) -> None:
+    pair, _ = call("torch.empty", {"output.0": Y}, {"output.0": Y})
+    bare = {"summary": None, "fingerprint": None, "content": None, "note": "uninitialised memory: values are not read"}
+    slot = replace(pair.slots[0], **{side: replace(getattr(pair.slots[0], side), **bare) for side in sides})
+    one = judge_call(replace(pair, slots=(slot,)), [measure_slot(slot, _unread, _unread)])
+    assert one.level == "same"
+    assert verdict(one).reason == "memory that nobody wrote to is not compared"
+
+
+def test_slots_without_values_for_another_reason_stay_unmeasured() -> None:
+    pair, _ = call("torch.exp", {"output.0": Y}, {"output.0": Y})
+    bare = [replace(pair.slots[0], subject=replace(pair.slots[0].subject, note="sparse"))]  # type: ignore[type-var]
+    assert verdict(judge_call(replace(pair, slots=tuple(bare)), [NotMeasured("sparse")])).level == "unmeasured"

@@ -47,6 +47,11 @@ def test_no_difference(subject: CallRecord, reference: CallRecord) -> None:
         (called(1, 2), called(1, 3), ("argument 1", "2", "3")),
         (called(approximate="none"), called(), ("approximate", "'none'", "not given")),
         (called(groups=[{"lr": 1.0, "betas": [0.9]}]), called(groups=[{"lr": 2.0, "betas": [0.9]}]), ("groups.0.lr", "1.0", "2.0")),
+        (called(betas={"$tuple": [0.9, 0.999]}), called(betas={"$tuple": [0.9, 0.99]}), ("betas.1", "0.999", "0.99")),
+        (called([1, [{"a": [2]}]]), called([1, [{"a": [3]}]]), ("argument 0.1.0.a.0", "2", "3")),
+        (called([1, 2]), called([1, 2, 3]), ("argument 0", "[1, 2]", "[1, 2, 3]")),
+        (called(groups=[{"lr": 1.0}]), called(groups=[{"lr": 1.0}, {"lr": 2.0}]), ("length of groups", "1", "2")),
+        (called(groups=[{"lr": 1.0}]), called(groups=[{"lr": 1.0, "fused": True}]), ("groups.0.fused", "not given", "True")),
         (called({"$dtype": "float16"}), called({"$dtype": "float32"}), ("argument 0", "'float16'", "'float32'")),
     ],
 )
@@ -79,3 +84,13 @@ def test_strides_of_single_elements_mean_nothing() -> None:
 def test_long_values_are_shortened() -> None:
     [(_, ours, _)] = differences(called("a" * 1000), called("b"))
     assert len(ours) == 120
+
+
+def test_long_values_show_where_they_differ() -> None:
+    [(_, ours, theirs)] = differences(called("a" * 1000 + "x" + "b" * 1000), called("a" * 1000 + "y" + "b" * 1000))
+    assert ("x" in ours, "y" in theirs) == (True, True)
+    assert max(len(ours), len(theirs)) <= 120
+
+
+def test_differences_are_bounded() -> None:
+    assert len(differences(called(list(range(1000))), called(list(range(1, 1001))))) == 64

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tests.match.building import record
-from ulpscope.match import Mapping, pair_slots
+from ulpscope.match import Mapping, match_calls, pair_slots
 from ulpscope.model import CallRecord, Slot, TensorRecord
 
 
@@ -60,3 +60,23 @@ def test_operations_of_other_names_pair_by_value_then_by_shape() -> None:
     ours = with_slots(["input.0", "input.1", "input.2"], [(4, 8), (16, 8), (16,)])
     theirs = with_slots(["input.0", "input.1", "input.2"], [(16,), (4, 8), (16, 8)], op="torch.addmm")
     assert paired(ours, theirs) == [("input.0", "input.1"), ("input.1", "input.2"), ("input.2", "input.0")]
+
+
+def test_backward_pairs_as_the_arguments_of_its_forward_call_did() -> None:
+    """One tool records gradients in the order of arguments, the other in that of the keywords: all have one shape."""
+    forward = [
+        with_slots(["input.0", "input.weight", "input.bias"], [(4, 8), (8,), (8,)]),
+        with_slots(["input.0", "input.2", "input.3"], [(4, 8), (8,), (8,)]),
+    ]
+    shapes = [(4, 8), (4, 8), (8,), (8,)]
+    backward = [
+        replace(with_slots(["input.0", "output.0", "output.bias", "output.weight"], shapes), phase="backward", order=1),
+        replace(with_slots(["input.0", "output.0", "output.2", "output.3"], shapes), phase="backward", order=1),
+    ]
+    _, pair = match_calls([forward[0], backward[0]], [forward[1], backward[1]])
+    assert [(str(one.subject.slot), str(one.reference.slot)) for one in pair.slots if one.subject and one.reference] == [
+        ("input.0", "input.0"),
+        ("output.0", "output.0"),
+        ("output.bias", "output.3"),
+        ("output.weight", "output.2"),
+    ]

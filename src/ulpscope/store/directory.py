@@ -43,6 +43,7 @@ from ulpscope.store.frames import (
     repeated,
 )
 from ulpscope.store.ledger import LedgerFile, read_ledger
+from ulpscope.store.page_cache import PageCache
 from ulpscope.store.parquet import write_parquet
 from ulpscope.store.shards import ShardIndex, ShardWriter, content_key, tensor_bytes
 
@@ -161,7 +162,7 @@ class DirectorySink:
         self._failure: OSError | None = None
         self._closed_bytes = 0
         self._is_full = False
-        self._uncopied: list[Path] = []
+        self._page_cache = PageCache()
 
     @property
     def num_bytes(self) -> int:
@@ -171,7 +172,7 @@ class DirectorySink:
     def begin_step(self, step: int) -> None:
         self._leave_step()
         try:
-            self._step = _OpenStep(self._folder / _step_name(step), self.rank, step)
+            self._step = _OpenStep(self._folder / _step_name(step), self.rank, step, self._page_cache)
         except OSError as error:
             self._failure = OSError(error.errno, error.strerror, error.filename)
             raise
@@ -210,7 +211,7 @@ class DirectorySink:
             return
         try:
             step.finish(complete=complete)
-            self._uncopied.append(step.folder)
+            self._copy_to_parquet(step.folder)
         finally:
             self._closed_bytes += step.num_bytes
             self._ledger.flush()
@@ -219,18 +220,14 @@ class DirectorySink:
         try:
             self._end_step(complete=complete)
         finally:
-            self._copy_to_parquet()
             self._ledger.flush()
 
-    def _copy_to_parquet(self) -> None:
-        """Only now, since a copy takes several milliseconds a step, and training should not wait for what nobody reads yet."""
-        folders, self._uncopied = self._uncopied, []
-        for folder in folders:
-            try:
-                write_parquet(folder / RECORDS, folder / PARQUET)
-            except Exception as error:  # whatever it is: a copy is not worth failing for
-                with suppress(OSError):  # kept in mind by the ledger, which tries again
-                    self._ledger.note(LedgerEntry(what="a Parquet copy was not written", why=str(error)))
+    def _copy_to_parquet(self, folder: Path) -> None:
+        try:
+            write_parquet(folder / RECORDS, folder / PARQUET)
+        except Exception as error:  # whatever it is: a copy is not worth failing for
+            with suppress(OSError):  # kept in mind by the ledger, which tries again
+                self._ledger.note(LedgerEntry(what="a Parquet copy was not written", why=str(error)))
 
     def _open_step(self) -> _OpenStep:
         if self._step is not None:
@@ -257,11 +254,11 @@ class DirectorySink:
 class _OpenStep:
     """The files of the step that is being written."""
 
-    def __init__(self, folder: Path, rank: int, step: int) -> None:
+    def __init__(self, folder: Path, rank: int, step: int, page_cache: PageCache) -> None:
         folder.mkdir(FOLDER_MODE)
         self.step = step
         self.folder = folder
-        self.shards = ShardWriter(folder, rank, step)
+        self.shards = ShardWriter(folder, rank, step, page_cache)
         try:
             self._records = AppendFile(folder / RECORDS, encode_start(rank, step))
         except OSError:

@@ -22,6 +22,7 @@ import xxhash
 from ulpscope.errors import DamagedRunError, InputError
 from ulpscope.model import DTYPES, TensorData, dtype
 from ulpscope.store.frames import AppendFile, FrameReader, TensorFrame, encode_start, encode_tensor, not_allowed, verify_regular
+from ulpscope.store.page_cache import PageCache
 
 __all__ = ["JOURNAL", "ShardIndex", "ShardWriter", "content_key", "parse_content", "tensor_bytes"]
 
@@ -119,8 +120,9 @@ def _entry_bound(shape: tuple[int, ...]) -> int:
 class ShardWriter:
     """Keeps the tensors of one step, each content once."""
 
-    def __init__(self, folder: Path, rank: int, step: int) -> None:
+    def __init__(self, folder: Path, rank: int, step: int, page_cache: PageCache) -> None:
         self._folder = folder
+        self._page_cache = page_cache
         self._kept: set[str] = set()
         self._shard: _Shard | None = None
         self._num_shards = 0
@@ -143,6 +145,7 @@ class ShardWriter:
         offset = shard.add(hash, dtype, shape, data)
         self._journal.append(encode_tensor(hash, dtype, shape, shard.number, offset, len(data)))
         self._kept.add(hash)
+        self._page_cache.wrote(shard.file.path, shard.file.size)
 
     def close(self) -> None:
         try:
