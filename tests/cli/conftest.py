@@ -20,16 +20,16 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 MakeRun = Callable[..., Path]
 
 
-def _tensor(sink: DirectorySink, slot: str, values: Array) -> TensorRecord:
+def _tensor(sink: DirectorySink, slot: str, values: Array, keep: str = "tensors") -> TensorRecord:
     summary, fingerprint = summarize("float32", np.ascontiguousarray(values).reshape(-1).view(np.uint8))
     return TensorRecord(
         slot=Slot.parse(slot),
         dtype="float32",
         shape=values.shape,
         device="cpu",
-        summary=summary,
+        summary=summary if keep != "fingerprint" else None,
         fingerprint=fingerprint,
-        content=sink.keep("float32", values.shape, np.ascontiguousarray(values)),
+        content=sink.keep("float32", values.shape, np.ascontiguousarray(values)) if keep == "tensors" else None,
     )
 
 
@@ -37,13 +37,13 @@ def _gelu(values: Array) -> Array:
     return (0.5 * values * (1 + np.vectorize(math.erf)(values / math.sqrt(2)))).astype(np.float32)
 
 
-def write_run(path: Path, *, scale: float = 1.0, steps: tuple[int, ...] = (0, 1), is_whole: bool = True) -> Path:
+def write_run(path: Path, *, scale: float = 1.0, steps: tuple[int, ...] = (0, 1), is_whole: bool = True, keep: str = "tensors") -> Path:
     """A run at `path` whose gelu returns `scale` times what it should."""
     path = create_run(path, sample_run_info("cpu"))
     sink = DirectorySink(path, 0)
     for step in steps:
         sink.begin_step(step)
-        _write_step(sink, step, scale)
+        _write_step(sink, step, scale, keep)
         if is_whole or step != steps[-1]:
             sink.end_step()
     if is_whole:
@@ -51,7 +51,7 @@ def write_run(path: Path, *, scale: float = 1.0, steps: tuple[int, ...] = (0, 1)
     return path
 
 
-def _write_step(sink: DirectorySink, step: int, scale: float) -> None:
+def _write_step(sink: DirectorySink, step: int, scale: float, keep: str) -> None:
     chance = np.random.default_rng(step)
     value: Array = chance.standard_normal((16, 32), dtype=np.float32)
     counts: dict[str, int] = {}
@@ -59,7 +59,7 @@ def _write_step(sink: DirectorySink, step: int, scale: float) -> None:
         weight = chance.standard_normal((32, 32), dtype=np.float32)
         inputs = [value, weight] if op == "functional.linear" else [value]
         value = value @ weight.T if op == "functional.linear" else _gelu(value) * np.float32(scale)
-        slots = [_tensor(sink, f"input.{place}", tensor) for place, tensor in enumerate(inputs)]
+        slots = [_tensor(sink, f"input.{place}", tensor, keep) for place, tensor in enumerate(inputs)]
         sink.write(
             CallRecord(
                 rank=0,
@@ -71,7 +71,7 @@ def _write_step(sink: DirectorySink, step: int, scale: float) -> None:
                 parent="",
                 arguments=Arguments(args=tuple({"$tensor": str(slot.slot)} for slot in slots), kwargs={}),
                 modes=Modes(training=True),
-                slots=(*slots, _tensor(sink, "output.0", value)),
+                slots=(*slots, _tensor(sink, "output.0", value, keep)),
                 stack=(Frame("train.py", 40 + order, "forward", f"x = {op}(x)"), Frame("train.py", 88, "main", "loss = model(x)")),
             )
         )

@@ -16,10 +16,12 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.cli.conftest import write_run
 from tests.cli.test_group import ulpscope_command
 from tests.report.sample import sample_comparison
 from ulpscope.cli import cli
 from ulpscope.model import Comparison
+from ulpscope.testing import demo
 
 
 def compare(*arguments: str | Path) -> Result:
@@ -130,6 +132,34 @@ def test_two_equal_runs_are_exit_code_0(runs: Path) -> None:
     done = ulpscope_command("compare", runs / "same", runs / "good")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("same: ")
+
+
+def test_bits_that_differ_by_an_unknown_amount_are_exit_code_2(tmp_path: Path) -> None:
+    for name, scale in (("good", 1.0), ("same", 1.0), ("bad", 1.01)):
+        write_run(tmp_path / name, scale=scale, keep="fingerprint")
+    done = ulpscope_command("compare", "bad", "good", "--html", "report.html", "--json", "report.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.startswith("unknown: bad against good, 6 calls compared, no fault, but something differs bitwise")
+    assert "first bitwise difference: mlp  gelu (call 0, forward, output 0), step 0, rank 0" in done.stdout
+    assert "ulpscope run --into" in done.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "unknown"
+    assert ulpscope_command("compare", "same", "good", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("keep", ["tensors", "statistics"])
+def test_a_machine_of_reduced_precision_is_one_note_and_no_fault(keep: str, tmp_path: Path) -> None:
+    """The demo's training on an emulated accelerator whose matrix unit has 10-bit mantissas, against the CPU."""
+    script = Path(demo.__file__).with_name("train.py")
+    for device in ("npu", "cpu"):
+        words = ("run", "--into", device, "--keep", keep, "--steps", "0-1", "--seed", "1", script, "--device", device)
+        assert ulpscope_command(*words, cwd=tmp_path, env={"ULPSCOPE_NPU_ARITHMETIC": "reduced", "OMP_NUM_THREADS": "1"}).returncode == 0
+    done = ulpscope_command("compare", "npu", "cpu", "--json", "report.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["verdict"] == "rounding"
+    assert [finding["kind"] for finding in report["findings"]] == ["precision"]
+    assert "about 11 significant bits (float16 or TF32 operands)" in done.stdout
+    assert ulpscope_command("compare", "cpu", "cpu", cwd=tmp_path).stdout.startswith("same: ")
 
 
 @pytest.mark.parametrize("paths", [("good", "missing"), ("missing", "good"), ("good", ".")])

@@ -256,17 +256,29 @@ def test_random_numbers_that_differ() -> None:
 
 def test_fingerprints_alone_tell_where_bits_differ_but_not_how_much() -> None:
     wrong = scale(1.01, phase="forward", module="layers.1", op="functional.linear")
-    info = RunInfo(command=("train.py", "--epochs", "1"), seed=3, options={"level": "api", "keep": "fingerprint"})
-    comparison = compare_runs(train(keep="fingerprint", change=wrong, info=info, path="runs/npu"), train(keep="fingerprint"))
+    comparison = compared("fingerprint", change=wrong)
     assert (comparison.verdict, comparison.faults) == ("unknown", ())
     [note] = comparison.findings
     assert (note.level, note.kind) == ("note", "bitwise")
     assert note.headline == "first bitwise difference: layers.1  linear (call 1, forward, output 0), step 0, rank 0"
     assert (note.step, note.rank, note.phase, note.module, note.slot) == (0, 0, "forward", "layers.1", "output.0")
     later = sum(one.level == "unmeasured" for one in comparison.calls) - 1
-    assert note.evidence[:2] == ("inputs agree bitwise", f"{later} later calls differ bitwise too; only fingerprints were kept, so nobody knows by how much")
-    assert "ulpscope run --into runs/npu-closer --keep tensors --steps 0 --seed 3 --select layers.1/functional.linear.1 train.py --epochs 1" in note.next
+    assert note.evidence[:2] == (
+        "inputs agree bitwise",
+        f"{later} later calls differ bitwise too; nothing was kept that tells by how much",
+    )
     assert call(comparison, "layers.1/functional.linear.1").contribution == "unknown"
+
+
+@pytest.mark.parametrize("keep", ["fingerprint", "statistics"])
+def test_advice_is_the_command_that_recorded_the_subject_with_values_kept(keep: str) -> None:
+    comparison = compared(keep, change=scale(1.01, phase="forward", module="layers.1", op="functional.linear"))
+    info = RunInfo(command=("train.py", "--name", "a b"), seed=3, options={"level": "both", "keep": keep})
+    _, (found, *_) = explain(comparison.calls, info, RunInfo(), subject_path="runs/npu")
+    assert found.next.endswith(
+        ": ulpscope run --into runs/npu-closer --keep tensors --level both --steps 0 --seed 3 "
+        "--select layers.1/functional.linear.1 train.py --name 'a b'"
+    )
 
 
 def test_parameters_that_differ_bitwise_by_an_unknown_amount() -> None:
@@ -279,13 +291,12 @@ def test_parameters_that_differ_bitwise_by_an_unknown_amount() -> None:
 
 
 def test_a_fault_leaves_no_doubt() -> None:
-    """Integers at the start are faults even by their fingerprints; then nobody asks where bits differ."""
-    wrong = scale(1.01, phase="forward", module="layers.1", op="functional.linear")
-    ours, theirs = train(keep="fingerprint", change=wrong), train(keep="fingerprint")
-    mixed = compare_runs(train(change=wrong), train(keep="tensors"))
-    assert compare_runs(ours, theirs).verdict == "unknown"
-    assert mixed.verdict == "diverges"
-    assert all(one.kind != "bitwise" for one in mixed.findings)
+    """Integers given at the start are a fault even by their fingerprints; then bits of unknown difference are only counted."""
+    labels = at(lambda value: (value * 100).astype("i8"), phase="start", op="state.batch")
+    others = at(lambda value: (value * 100).astype("i8") + 1, phase="start", op="state.batch")
+    comparison = compare_runs(train(keep="fingerprint", change=others), train(keep="fingerprint", change=labels))
+    assert comparison.verdict == "diverges"
+    assert [one.kind for one in comparison.findings] == ["batch", "coverage"]
 
 
 @pytest.mark.parametrize(
@@ -319,8 +330,16 @@ def test_values_that_differ_slightly_are_shown_so() -> None:
         return value
 
     for keep in ("tensors", "statistics"):
-        change = at(nudge if keep == "tensors" else lambda value: value * np.float32(1.001), phase="forward", module="layers.1", op="functional.linear")
-        texts = [text.split(" against ") for text in re.findall(r"(-?[\d.e-]+ against -?[\d.e-]+)", fault(compared(keep, change=change)).evidence[0])]
+        change = at(
+            nudge if keep == "tensors" else lambda value: value * np.float32(1.001),
+            phase="forward",
+            module="layers.1",
+            op="functional.linear",
+        )
+        texts = [
+            text.split(" against ")
+            for text in re.findall(r"(-?[\d.e-]+ against -?[\d.e-]+)", fault(compared(keep, change=change)).evidence[0])
+        ]
         assert texts
         assert all(left != right for left, right in texts)
 

@@ -24,7 +24,10 @@ def test_names_are_unique() -> None:
     assert len({one.name for one in THRESHOLDS}) == len(THRESHOLDS)
 
 
-@pytest.mark.parametrize(("dtype", "units"), [("float32", 128 * 2.0**-24), ("float64", 128 * 2.0**-53), ("bfloat16", 32 * 2.0**-8), ("float8_e4m3fn", 0.25), ("float8_e5m2", 0.25)])
+@pytest.mark.parametrize(
+    ("dtype", "units"),
+    [("float32", 128 * 2.0**-24), ("float64", 128 * 2.0**-53), ("bfloat16", 32 * 2.0**-8), ("float8_e4m3fn", 0.25), ("float8_e5m2", 0.25)],
+)
 def test_rounding_units(dtype: str, units: float) -> None:
     assert rounding_units(DTYPES[dtype]) == units
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.report.sample import sample_comparison
-from ulpscope.model import CallName, CallRecord, Comparison, Frame, JudgedCall, Pair
+from ulpscope.model import CallName, CallRecord, Comparison, Finding, FingerprintMeasurement, Frame, JudgedCall, Pair, Verdict
 
 NASTY = "\x1b[31m[bold]=cmd()\r\n\u202e\x00</script>\ud800"
 
@@ -16,6 +16,21 @@ NASTY = "\x1b[31m[bold]=cmd()\r\n\u202e\x00</script>\ud800"
 @pytest.fixture(scope="session")
 def comparison() -> Comparison:
     return sample_comparison()
+
+
+@pytest.fixture(scope="session")
+def doubtful(comparison: Comparison) -> Comparison:
+    """Without a fault, and of one slot nothing is known but that its bits differ."""
+    verdict = Verdict("unmeasured", "derived", "differs bitwise, size unknown: only fingerprints were kept")
+    at = next(at for at, call in enumerate(comparison.calls) if call.slots)
+    first, *rest = comparison.calls[at].slots
+    slots = (replace(first, measurement=FingerprintMeasurement(equal=False), verdict=verdict), *rest)
+    calls = (*comparison.calls[:at], replace(comparison.calls[at], slots=slots), *comparison.calls[at + 1 :])
+    evidence = ("inputs agree bitwise", "3 later calls differ bitwise too; nothing was kept that tells by how much")
+    note = Finding(
+        level="note", kind="bitwise", headline="first bitwise difference: gelu", evidence=evidence, next="record again: ulpscope run"
+    )
+    return replace(comparison, calls=calls, findings=(note,))
 
 
 def with_names(call: JudgedCall, text: str) -> JudgedCall:

@@ -50,6 +50,19 @@ def test_clean_runs_are_said_to_be_clean(comparison: Comparison) -> None:
     assert rounding.startswith("nothing diverges: runs/npu against runs/gpu, 38 calls compared, no difference beyond rounding\n")
 
 
+def test_what_nobody_knows_is_not_said_to_be_clean(doubtful: Comparison) -> None:
+    lines = drawn(lambda console: render_comparison(doubtful, console)).splitlines()
+    assert lines[0] == (
+        "unknown: runs/npu against runs/gpu, 38 calls compared, no fault, but something differs bitwise by an unknown amount"
+    )
+    assert lines[2:6] == [
+        "first bitwise difference: gelu",
+        "  inputs agree bitwise",
+        "  3 later calls differ bitwise too; nothing was kept that tells by how much",
+        "  next: record again: ulpscope run",
+    ]
+
+
 def test_many_findings_are_counted_not_printed(comparison: Comparison) -> None:
     faults = [Finding(level="fault", kind="contributed", headline=f"fault {number}") for number in range(7)]
     notes = [Finding(level="note", kind="arguments", headline=f"number {number}") for number in range(15)]

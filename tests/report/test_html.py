@@ -272,3 +272,9 @@ def test_report_is_written_without_torch(tmp_path: Path) -> None:
         "assert not {'torch', 'numpy'} & set(sys.modules), 'a framework was imported'"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+
+
+def test_the_page_knows_the_verdict_unknown(doubtful: Comparison, tmp_path: Path) -> None:
+    assert page_data(doubtful)["verdict"] == "unknown"
+    write_html(doubtful, tmp_path / "report.html")
+    assert "differ bitwise by an unknown amount" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -209,3 +209,11 @@ def test_a_run_as_json(comparison: Comparison) -> None:
     assert found["arguments"]["args"] == [{"$dtype": "float32"}, "NaN"]
     assert found["call"] == str(record.call)
     assert [slot["slot"] for slot in found["slots"]] == ["input.0", "input.1", "input.2", "output.0"]
+
+
+def test_an_unknown_difference_is_a_verdict_of_its_own(doubtful: Comparison) -> None:
+    stream = io.StringIO()
+    dump_comparison(doubtful, stream)
+    written = json.loads(stream.getvalue())
+    assert complaints(written, SCHEMA) == []
+    assert (written["verdict"], written["findings"][0]["kind"]) == ("unknown", "bitwise")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from ulpscope.errors import InputError, NothingComparableError
 from ulpscope.model import CallRecord, LedgerEntry, TensorData
 from ulpscope.store import MemoryRun
 from ulpscope.workflows.comparing import compare_runs
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def run_of(records: list[CallRecord], path: str = "run") -> MemoryRun:
@@ -64,6 +67,21 @@ def test_bitwise_equal_runs_read_no_tensor() -> None:
     run = train()
     run.__class__ = Unread
     assert compare_runs(run, run).verdict == "same"
+
+
+@pytest.mark.parametrize("dump", sorted(path for path in GOLDEN.glob("*/*") if path.is_dir()), ids=lambda path: "/".join(path.parts[-2:]))
+def test_a_foreign_dump_agrees_with_itself(dump: Path) -> None:
+    comparison = compare_runs(dump, dump)
+    assert comparison.verdict in ("same", "rounding")
+    assert {call.contribution for call in comparison.calls} <= {"clean", "unknown"}
+
+
+def test_memory_that_nobody_wrote_to_is_not_worth_a_word() -> None:
+    first, output = record("torch.empty", shapes=((4,),)).slots
+    bare = replace(output, note="uninitialised memory: values are not read")
+    run = run_of([replace(record("torch.empty"), slots=(replace(first, fingerprint="u1:1"), bare))])
+    comparison = compare_runs(run, run)
+    assert (comparison.verdict, comparison.findings) == ("same", ())
 
 
 def test_progress_rises_to_the_whole() -> None:

@@ -76,7 +76,7 @@ export const PHASE_SYMBOLS: Record<string, string> = { start: "â– ", forward: "â
 export const isCalm = (state: number): boolean => state >= STATE_INDEX.masked;
 
 export class Page {
-  readonly verdict: "same" | "rounding" | "diverges";
+  readonly verdict: "same" | "rounding" | "unknown" | "diverges";
   readonly rules: string;
   readonly elapsed: number;
   readonly subject: Side;

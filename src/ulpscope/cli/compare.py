@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 _FILE = click.Path(path_type=Path)
+_EXIT_CODES = {"same": 0, "rounding": 0, "diverges": 1, "unknown": 2}
 
 
 @click.command()
@@ -54,7 +55,8 @@ def compare(
 
     SUBJECT is the run in doubt, REFERENCE the one that is trusted; both may be runs of ulpscope or dumps of msprobe or ptdbg.
 
-    Exit codes: 0 nothing diverges, 1 something does, 2 the question could not be answered.
+    Exit codes: 0 nothing diverges, 1 something does, 2 the question could not be answered (also where bits differ and only
+    fingerprints were kept, so that nobody knows by how much).
     """
     from ulpscope.workflows.comparing import compare_runs
 
@@ -67,7 +69,7 @@ def compare(
         _print(comparison)
     for kind, path in wanted.items():
         _write(comparison, kind, path)
-    ctx.exit(1 if comparison.faults else 0)
+    ctx.exit(_EXIT_CODES[comparison.verdict])
 
 
 def _check_outputs(wanted: dict[str, Path]) -> None:

@@ -41,6 +41,10 @@ def demo(ctx: click.Context, into: Path, open_report: bool) -> None:
     """Train a tiny GPT twice, the second time on an emulated accelerator with one broken operation, and find that operation.
 
     Needs torch, but no accelerator and no network. Exit codes: 0 the planted fault was found, 1 it was not.
+
+    \b
+    Example:
+      ulpscope demo --into /tmp/demo --open
     """
     if find_spec("torch") is None:
         raise MissingDependencyError("the demo trains a small model and needs the package 'torch': pip install 'ulpscope[torch]'")

@@ -8,12 +8,13 @@ culprit join its finding, and a collective call is blamed only if no rank has an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from ulpscope.explain.arguments import explain_arguments
 from ulpscope.explain.batch import explain_batch
+from ulpscope.explain.bitwise import remark_on_bits
 from ulpscope.explain.contributing import explain_backward, explain_forward
 from ulpscope.explain.contributions import with_contributions
 from ulpscope.explain.coverage import Coverage, explain_coverage
@@ -46,19 +47,22 @@ _REMARKS = (remark_on_rng, remark_on_parameters, remark_on_arguments, remark_on_
 
 
 def explain(
-    judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, coverage: Coverage | None = None
+    judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, coverage: Coverage | None = None, subject_path: str = ""
 ) -> tuple[tuple[JudgedCall, ...], tuple[Finding, ...]]:
-    """The calls with their contributions, and the findings: causes first, then what is merely worth knowing."""
-    views = _views(judged, subject, reference)
+    """The calls with their contributions, and the findings: causes first, then what is merely worth knowing.
+
+    `subject_path` is where the subject lies, for commands in advice.
+    """
+    views = _views(judged, subject, reference, subject_path)
     calls = tuple(call for view in views for call in view.calls)
-    findings = [_with_consequences(fault, calls) for fault in _first_faults(views)]
+    findings = [_with_consequences(fault, calls) for fault in _first_faults(views)] or remark_on_bits(views)
     for remark in _REMARKS:
         findings += [note for note in remark(views) if note.kind not in {fault.kind for fault in findings if fault.level == "fault"}]
-    findings += explain_coverage(calls, coverage or Coverage())
+    findings += explain_coverage(calls, coverage or Coverage(), is_doubt_said=any(one.kind == "bitwise" for one in findings))
     return calls, tuple(findings)
 
 
-def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo) -> list[StepView]:
+def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, subject_path: str) -> list[StepView]:
     parts: defaultdict[tuple[int, int], list[JudgedCall]] = defaultdict(list)
     for call in judged:
         record = call.pair.record
@@ -73,6 +77,7 @@ def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo) -
             calls=calls,
             subject=subject,
             reference=reference,
+            subject_path=subject_path,
             divergence=first_divergence(calls),
             previous=last.get(rank),
         )
@@ -115,16 +120,34 @@ def _merge_ranks(found: Sequence[tuple[tuple[bool, bool, int], Finding]]) -> Fin
 
 
 def _with_consequences(fault: Finding, calls: Sequence[JudgedCall]) -> Finding:
-    """Adds how much of the rest follows from the fault."""
+    """Adds what became of the error in the rest: counts by contribution, so that they agree with the counts of every report."""
     where = (fault.step, fault.rank, fault.order, fault.phase)
-    rest = [call for call in calls if call.level == "differs" and _where(call) != where]
-    inherited = [call for call in rest if call.contribution != "contributed" and call.pair.record.phase != "start"]
-    own = [call for call in rest if call.contribution == "contributed" and call.pair.record.phase != "start"]
-    lines = [f"{count(len(inherited), 'later difference')} {'is' if len(inherited) == 1 else 'are'} inherited"] if inherited else []
+    rest: defaultdict[str, list[JudgedCall]] = defaultdict(list)
+    for call in calls:
+        if call.level == "differs" and call.pair.record.phase != "start" and (_where(call) != where or call.contribution == "inherited"):
+            rest[call.contribution].append(call)
+    is_handed = any(_where(call) == where for call in rest["inherited"])
+    return replace(fault, evidence=(*fault.evidence, *_consequences(rest, is_handed=is_handed)))
+
+
+def _consequences(rest: Mapping[str, Sequence[JudgedCall]], *, is_handed: bool) -> list[str]:
+    inherited, amplified, masked, own = (rest.get(name, ()) for name in ("inherited", "amplified", "masked", "contributed"))
+    lines = []
+    if inherited:
+        what = f"{count(len(inherited), 'difference' if is_handed else 'later difference')} {_verb(inherited, 'is', 'are')} inherited"
+        lines.append(f"{what}, that of this call included" if is_handed else what)
+    if amplified:
+        lines.append(f"{count(len(amplified), 'call')} {_verb(amplified, 'magnifies', 'magnify')} it further (amplified); not blamed")
+    if masked:
+        lines.append(f"{count(len(masked), 'call')} {_verb(masked, 'receives', 'receive')} it without effect (masked)")
     if own:
         names = list(dict.fromkeys(call.pair.record.call.short for call in own))
-        lines.append(f"{count(len(own), 'other call')} on agreeing inputs {'errs' if len(own) == 1 else 'err'} too: {listed(names)}")
-    return replace(fault, evidence=(*fault.evidence, *lines))
+        lines.append(f"{count(len(own), 'other call')} on agreeing inputs {_verb(own, 'errs', 'err')} too: {listed(names)}")
+    return lines
+
+
+def _verb(calls: Sequence[JudgedCall], one: str, many: str) -> str:
+    return one if len(calls) == 1 else many
 
 
 def _where(call: JudgedCall) -> tuple[int, int, int, str]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from ulpscope.explain.contributions import entered, is_beyond, made
 from ulpscope.explain.views import Divergence, StepView
 from ulpscope.explain.wording import (
@@ -42,7 +44,7 @@ def _explain(view: StepView, phase: Phase, kind: str) -> Finding | None:
         *_other_slots(found),
         *differences_lines(found.call),
     ]
-    return finding_at("fault", kind, headline, found.call, found.slot, evidence, _advice(found))
+    return finding_at("fault", kind, headline, found.call, found.slot, evidence, _advice(view, found))
 
 
 def _nonfinite_lines(found: Divergence) -> list[str]:
@@ -65,10 +67,9 @@ def _other_slots(found: Divergence) -> list[str]:
     return [f"so do {listed(others)}"] if others else []
 
 
-def _advice(found: Divergence) -> str:
+def _advice(view: StepView, found: Divergence) -> str:
     record = found.call.pair.record
     if isinstance(found.slot.measurement, TensorMeasurement):
-        return (
-            f"run {record.call.short} alone on these inputs on both sides; both runs keep its tensors (ulpscope show RUN '{record.name}')"
-        )
-    return record_again(record)
+        shown = shlex.join(["ulpscope", "show", view.subject_path or "RUN", record.name])
+        return f"run {record.call.short} alone on these inputs on both sides; both runs keep its tensors ({shown})"
+    return record_again(view, record)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ulpscope.explain.wording import at_place, count, listed
+from ulpscope.explain.wording import count, listed
 from ulpscope.model import DType, Finding, JudgedCall, LedgerEntry
 
 __all__ = ["Coverage", "explain_coverage"]
@@ -24,13 +24,14 @@ class Coverage:
     ledgers: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
 
 
-def explain_coverage(calls: Sequence[JudgedCall], coverage: Coverage) -> list[Finding]:
+def explain_coverage(calls: Sequence[JudgedCall], coverage: Coverage, *, is_doubt_said: bool = False) -> list[Finding]:
+    """`is_doubt_said`: a finding of its own speaks of the slots that differ bitwise by an unknown amount."""
     findings = [_precision_note(coverage.operands)] if coverage.operands else []
     findings += [_note(text) for text in coverage.notes]
     if coverage.incomplete:
         findings.append(_note(f"{count(len(coverage.incomplete), 'step')} not closed by the writer: {listed(coverage.incomplete)}"))
     findings += [_ledger_note(side, entries) for side, entries in coverage.ledgers.items() if entries]
-    return findings + _unmeasured_notes(calls)
+    return findings + _unmeasured_notes(calls, is_doubt_said)
 
 
 def _note(headline: str, evidence: Sequence[str] = ()) -> Finding:
@@ -54,26 +55,11 @@ def _ledger_note(side: str, entries: Sequence[LedgerEntry]) -> Finding:
     return _note(f"recording the {side} left {count(total, 'thing')} out", lines)
 
 
-def _unmeasured_notes(calls: Sequence[JudgedCall]) -> list[Finding]:
+def _unmeasured_notes(calls: Sequence[JudgedCall], is_doubt_said: bool) -> list[Finding]:
     slots = [slot for call in calls for slot in call.slots]
-    reasons = Counter(slot.verdict.reason for slot in slots if slot.verdict.level == "unmeasured")
-    if not reasons:
+    unsaid = [slot for slot in slots if slot.verdict.level == "unmeasured" and not (is_doubt_said and slot.differs_by_unknown)]
+    if not unsaid:
         return []
-    lines = [f"{many}: {reason}" for reason, many in reasons.most_common(3)]
-    total = reasons.total()
-    first = next((call for call in calls if call.contribution == "unknown" and _is_first_bitwise(call)), None)
-    if first is not None:
-        record = first.pair.record
-        lines.insert(
-            0,
-            f"first made bitwise on agreeing inputs by {record.name} ({record.phase}), {at_place(record)}",
-        )
-    return [
-        _note(f"{total} of {count(len(slots), 'slot')} could not be measured; record with keep statistics or tensors for numbers", lines)
-    ]
-
-
-def _is_first_bitwise(call: JudgedCall) -> bool:
-    given = [slot.verdict.level for slot in call.slots if call.pair.record.receives(slot.pair.slot)]
-    made = [slot for slot in call.slots if not call.pair.record.receives(slot.pair.slot)]
-    return all(level == "same" for level in given) and any("differs bitwise" in slot.verdict.reason for slot in made)
+    reasons = Counter(slot.verdict.reason for slot in unsaid)
+    headline = f"{len(unsaid)} of {count(len(slots), 'slot')} could not be measured; record with keep statistics or tensors for numbers"
+    return [_note(headline, [f"{many}: {reason}" for reason, many in reasons.most_common(3)])]

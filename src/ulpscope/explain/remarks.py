@@ -63,7 +63,7 @@ def remark_on_arguments(views: Sequence[StepView]) -> list[Finding]:
         Finding(
             level="note",
             kind="arguments",
-            headline=f"{count(len(calls), 'call')} differ in arguments, dtypes, strides or modes",
+            headline=f"{count(len(calls), 'call')} {'differs' if len(calls) == 1 else 'differ'} in arguments, dtypes, strides or modes",
             evidence=tuple(lines[:6]),
         )
     ]

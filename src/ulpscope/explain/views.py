@@ -37,6 +37,7 @@ class StepView:
     calls: Sequence[JudgedCall]
     subject: RunInfo
     reference: RunInfo
+    subject_path: str = ""
     divergence: Divergence | None = None
     previous: StepView | None = None
 

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
-from math import isfinite, isinf
+from math import floor, isfinite, isinf, log10
 
 from ulpscope.explain.contributions import entered
+from ulpscope.explain.views import StepView
 from ulpscope.model import (
     CallRecord,
     Finding,
     FindingLevel,
     JudgedCall,
     JudgedSlot,
+    NotMeasured,
     Slot,
     SummaryMeasurement,
     TensorMeasurement,
@@ -20,6 +23,7 @@ from ulpscope.model import (
 )
 
 __all__ = [
+    "against",
     "at_place",
     "call_text",
     "count",
@@ -34,13 +38,26 @@ __all__ = [
 ]
 
 
-def number(value: float) -> str:
-    """Three digits; exponents without padding."""
+def number(value: float, digits: int = 3) -> str:
+    """So many significant digits; exponents without padding."""
     if not isfinite(value):
         return "NaN" if value != value else "inf" if value > 0 else "-inf"
-    text = f"{value:.3g}"
+    text = f"{value:.{digits}g}"
     mantissa, mark, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if mark else text
+
+
+def against(subject: float, reference: float) -> str:
+    """Both numbers with the digits that it takes to see two of their difference, within reason."""
+    digits = _digits(subject, reference)
+    return f"{number(subject, digits)} against {number(reference, digits)}"
+
+
+def _digits(subject: float, reference: float) -> int:
+    gap, largest = abs(subject - reference), max(abs(subject), abs(reference))
+    if not gap or not isfinite(gap):
+        return 3
+    return min(max(floor(log10(largest)) - floor(log10(gap)) + 2, 3), 9)
 
 
 def times(multiple: float) -> str:
@@ -102,7 +119,7 @@ def difference_line(slot: JudgedSlot) -> str:
     if isinstance(measurement, TensorMeasurement):
         parts = [_nonfinite(measurement, slot) or f"{name} differs by {number(measurement.distance)} of its size{_against(slot)}"]
         if measurement.worst_index is not None and measurement.worst_subject is not None and measurement.worst_reference is not None:
-            values = f"{number(measurement.worst_subject)} against {number(measurement.worst_reference)}"
+            values = against(measurement.worst_subject, measurement.worst_reference)
             parts.append(f"worst at {list(measurement.worst_index)}: {values}")
         return "; ".join(parts)
     if isinstance(measurement, SummaryMeasurement):
@@ -119,7 +136,8 @@ def inputs_line(call: JudgedCall) -> str:
     if not slots:
         return f"no {what} were recorded"
     if levels == {"same"}:
-        return f"{what} agree bitwise"
+        is_unwritten = any(isinstance(slot.measurement, NotMeasured) for slot in slots)
+        return f"{what} agree bitwise{', but for memory that nobody wrote to' if is_unwritten else ''}"
     if levels <= {"same", "rounding"}:
         largest = max((slot.verdict.multiple or 0.0 for slot in slots), default=0.0)
         return f"{what} agree within rounding ({number(largest)}x)"
@@ -133,9 +151,16 @@ def differences_lines(call: JudgedCall, limit: int = 4) -> list[str]:
     return lines[:limit] + ([f"and {len(lines) - limit} more"] if len(lines) > limit else [])
 
 
-def record_again(record: CallRecord) -> str:
-    """The advice for a call that is to be looked at closely."""
-    return f"record this call's values on both sides: ulpscope run --keep tensors --select '{record.name}' ..."
+def record_again(view: StepView, record: CallRecord) -> str:
+    """The advice for a call that is to be looked at closely: the command that recorded the subject, with values kept."""
+    info, path = view.subject, view.subject_path
+    words = ["ulpscope", "run", "--into", f"{path}-closer" if path else "DIR", "--keep", "tensors"]
+    words += ["--level", level] if (level := info.options.get("level")) in ("module", "both", "op") else []
+    words += ["--steps", str(record.step)]
+    words += ["--seed", str(info.seed)] if info.seed is not None else []
+    words += ["--select", record.name] if record.phase in ("forward", "backward") else []
+    words += info.command if info.format == "ulpscope" and info.command else ["SCRIPT"]
+    return f"record its values on both sides and compare again: {shlex.join(words)}"
 
 
 def _against(slot: JudgedSlot) -> str:
@@ -157,6 +182,5 @@ def _statistics(subject: TensorRecord | None, reference: TensorRecord | None) ->
     if subject is None or reference is None or subject.summary is None or reference.summary is None:
         return []
     pairs = [(name, getattr(subject.summary, name), getattr(reference.summary, name)) for name in ("max", "min", "mean", "rms", "num_nan")]
-    return [
-        f"{name} {number(ours)} against {number(theirs)}" for name, ours, theirs in pairs if None not in (ours, theirs) and ours != theirs
-    ][:2]
+    texts = [(name, against(ours, theirs)) for name, ours, theirs in pairs if None not in (ours, theirs)]
+    return [f"{name} {text}" for name, text in texts if len(set(text.split(" against "))) > 1][:2]

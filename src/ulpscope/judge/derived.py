@@ -26,6 +26,8 @@ from ulpscope.model import (
 
 __all__ = ["derived", "verdict_without_numbers"]
 
+_NEVER_WRITTEN = "uninitialised memory"
+
 
 def derived(pair: SlotPair, measurement: Measurement, allowance: Allowance) -> Verdict:
     settled = verdict_without_numbers("derived", pair, measurement)
@@ -49,6 +51,8 @@ def verdict_without_numbers(rule: str, pair: SlotPair, measurement: Measurement)
     if pair.subject.shape != pair.reference.shape:
         return _other_shape(rule, pair.subject, pair.reference)
     if isinstance(measurement, NotMeasured):
+        if any(side.note.startswith(_NEVER_WRITTEN) for side in (pair.subject, pair.reference)):
+            return Verdict("same", rule, "memory that nobody wrote to is not compared", 0.0)
         return Verdict("unmeasured", rule, measurement.reason)
     if isinstance(measurement, FingerprintMeasurement):
         return Verdict("unmeasured", rule, "differs bitwise, size unknown: only fingerprints were kept")
@@ -71,6 +75,8 @@ def _other_shape(rule: str, subject: TensorRecord, reference: TensorRecord) -> V
 def _exact(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> Verdict:
     if allowance.is_known_honest:
         return Verdict("rounding", "exact", "flipped where the inputs of the call that made it differ", 0.0)
+    if isinstance(measurement, SummaryMeasurement) and measurement.equal is None and measurement.distance == 0:
+        return Verdict("rounding", "exact", "the statistics agree; nothing else was kept that could be compared", 0.0)
     if allowance.is_given or not allowance.entering:
         return Verdict("differs", "exact", "integers and booleans have to agree exactly where the inputs do", inf)
     if not isinstance(measurement, TensorMeasurement) or not isfinite(allowance.entering):

@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from ulpscope.model import ArgumentDifference, Arguments, CallRecord, Pair
 
 __all__ = ["argument_differences"]
 
-_ABSENT = "not given"
+_ABSENT = object()
+_ABSENT_TEXT = "not given"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|meta|privateuseone|privateuse1)(:\d+)?")
 _LIMIT = 120
+_MOST = 64
 
 
 def argument_differences(pair: Pair) -> tuple[ArgumentDifference, ...]:
-    """Arguments, dtypes, strides, requires_grad and modes that differ; nothing where a side is missing."""
+    """Arguments (the first few), dtypes, strides, requires_grad and modes that differ; nothing where a side is missing."""
     if pair.subject is None or pair.reference is None:
         return ()
-    return (*_arguments(pair.subject, pair.reference), *_tensors(pair), *_modes(pair.subject, pair.reference))
+    return (*islice(_arguments(pair.subject, pair.reference), _MOST), *_tensors(pair), *_modes(pair.subject, pair.reference))
 
 
 def _arguments(subject: CallRecord, reference: CallRecord) -> Iterator[ArgumentDifference]:
@@ -30,36 +33,48 @@ def _arguments(subject: CallRecord, reference: CallRecord) -> Iterator[ArgumentD
     if subject.arguments is None or reference.arguments is None:
         return
     ours, theirs = _named(subject.arguments), _named(reference.arguments)
-    same = {name for name in ours if name in theirs and ours[name] == theirs[name]}
-    ours = {name: text for name, text in ours.items() if name not in same}
-    theirs = {name: text for name, text in theirs.items() if name not in same}
+    same = {name for name in ours if name in theirs and _text(ours[name]) == _text(theirs[name])}
+    ours = {name: value for name, value in ours.items() if name not in same}
+    theirs = {name: value for name, value in theirs.items() if name not in same}
     _drop_passed_otherwise(ours, theirs)
     for name in [*ours, *(name for name in theirs if name not in ours)]:
-        yield ArgumentDifference(name, ours.get(name, _ABSENT), theirs.get(name, _ABSENT))
+        yield from _apart(name, ours.get(name, _ABSENT), theirs.get(name, _ABSENT))
 
 
-def _named(arguments: Arguments) -> dict[str, str]:
-    """Each argument as a text, positional ones under their position; what is a tensor or a device says only so."""
+def _named(arguments: Arguments) -> dict[str, Any]:
+    """Each argument in a form that can be compared, positional ones under their position."""
     named: dict[str, Any] = {f"argument {at}": value for at, value in enumerate(arguments.args)}
     named.update(arguments.kwargs or {})
-    return {name: _text(value) for given, whole in named.items() for name, value in _leaves(given, whole)}
+    return {name: _comparable(value) for name, value in named.items()}
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Settings inside groups by their own names: `groups.0.lr`."""
-    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        value = {str(at): part for at, part in enumerate(value)}
-    if isinstance(value, dict) and value and not any(key.startswith("$") for key in value):
-        for key, part in value.items():
-            yield from _leaves(f"{name}.{key}", part)
-    else:
-        yield name, value
+def _apart(name: str, ours: Any, theirs: Any) -> Iterator[ArgumentDifference]:
+    """Settings inside lists and groups by their own names: `groups.0.lr`."""
+    if _is_group(ours) and _is_group(theirs):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            yield from _apart(f"{name}.{key}", ours.get(key, _ABSENT), theirs.get(key, _ABSENT))
+    elif isinstance(ours, list) and isinstance(theirs, list) and (len(ours) == len(theirs) or any(map(_is_nested, (*ours, *theirs)))):
+        if len(ours) != len(theirs):
+            yield ArgumentDifference(f"length of {name}", str(len(ours)), str(len(theirs)))
+        for at, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+            yield from _apart(f"{name}.{at}", one, other)
+    elif _text(ours) != _text(theirs):
+        yield ArgumentDifference(name, *_shortened(_text(ours), _text(theirs)))
 
 
-def _drop_passed_otherwise(ours: dict[str, str], theirs: dict[str, str]) -> None:
+def _is_group(value: Any) -> bool:
+    return isinstance(value, dict) and not any(str(key).startswith("$") for key in value)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, (list, dict))
+
+
+def _drop_passed_otherwise(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """The same value by position here and by keyword there is no difference."""
-    for name, text in list(ours.items()):
-        other = next((key for key, value in theirs.items() if value == text and _is_positional(key) != _is_positional(name)), None)
+    for name, value in list(ours.items()):
+        text = _text(value)
+        other = next((key for key, one in theirs.items() if _is_positional(key) != _is_positional(name) and _text(one) == text), None)
         if other is not None:
             del ours[name], theirs[other]
 
@@ -69,7 +84,17 @@ def _is_positional(name: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    text = _ADDRESS.sub("0x", repr(_comparable(value)))
+    return _ABSENT_TEXT if value is _ABSENT else _ADDRESS.sub("0x", repr(value))
+
+
+def _shortened(ours: str, theirs: str) -> list[str]:
+    """Each text, or the part of it where the two begin to differ."""
+    first = next((at for at, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), min(len(ours), len(theirs)))
+    start = 0 if first < _LIMIT // 2 else first - _LIMIT // 4
+    return [_cut(f"...{text[start:]}" if start else text) for text in (ours, theirs)]
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _LIMIT else text[: _LIMIT - 3] + "..."
 
 

@@ -34,6 +34,12 @@ THRESHOLDS: tuple[Threshold, ...] = (
         "honest kernels that accumulate in float32 stay below 18; not yet calibrated on real accelerators",
     ),
     Threshold(
+        "rounding_most",
+        0.25,
+        "the most that rounding alone explains in any dtype, relative to the size of the result",
+        "with 2 or 3 fraction bits 32 units are twice the result and no fault could be seen; one rounding errs by an eighth at most",
+    ),
+    Threshold(
         "amplification",
         8.0,
         "how many times a call may magnify the difference of its inputs",
@@ -123,4 +129,5 @@ def rounding_units(coarsest: DType | None) -> float:
     """What honest arithmetic in a dtype may err by, relative to the size of the result."""
     if coarsest is None:
         return 0.0
-    return threshold("rounding" if coarsest.mantissa >= 23 else "rounding_low") * coarsest.eps / 2
+    units = threshold("rounding" if coarsest.mantissa >= 23 else "rounding_low")
+    return min(units * coarsest.eps / 2, threshold("rounding_most"))

@@ -14,7 +14,7 @@ from ulpscope.match.alignment import align
 from ulpscope.match.likeness import Sketch, sketch
 from ulpscope.match.mapping import Mapping
 from ulpscope.match.slots import pair_slots
-from ulpscope.model import CallName, CallRecord, MatchedBy, Pair
+from ulpscope.model import CallName, CallRecord, MatchedBy, Pair, SlotPair
 
 __all__ = ["match_calls"]
 
@@ -122,11 +122,14 @@ def _in_order(left: Sequence[CallRecord], right: Sequence[CallRecord], partner: 
         else:
             after[at].append(record)
     pairs = [_lone_reference(record) for record in after[-1]]
+    forward: dict[Hashable, tuple[SlotPair, ...]] = {}
     for i, record in enumerate(left):
-        pairs.append(
-            _pair(record, right[partner[i]], mapping) if i in partner else Pair(subject=record, reference=None, matched_by="nothing")
-        )
-        pairs += [_lone_reference(lone) for lone in after[i]]
+        pair = Pair(subject=record, reference=None, matched_by="nothing")
+        if i in partner:
+            pair = _pair(record, right[partner[i]], mapping, forward.get(_call(record), ()) if record.phase == "backward" else ())
+        if record.phase == "forward":
+            forward[_call(record)] = pair.slots
+        pairs += [pair, *(_lone_reference(lone) for lone in after[i])]
     return pairs
 
 
@@ -134,10 +137,10 @@ def _lone_reference(record: CallRecord) -> Pair:
     return Pair(subject=None, reference=record, matched_by="nothing")
 
 
-def _pair(subject: CallRecord, reference: CallRecord, mapping: Mapping | None) -> Pair:
+def _pair(subject: CallRecord, reference: CallRecord, mapping: Mapping | None, forward: Iterable[SlotPair]) -> Pair:
     matched_by: MatchedBy = "alignment"
     if mapping and mapping.rename(subject.name) is not None:
         matched_by = "mapping"
     elif subject.module == reference.module and subject.call.op == reference.call.op:
         matched_by = "name"
-    return Pair(subject=subject, reference=reference, matched_by=matched_by, slots=pair_slots(subject, reference, mapping))
+    return Pair(subject=subject, reference=reference, matched_by=matched_by, slots=pair_slots(subject, reference, mapping, forward))

@@ -15,10 +15,15 @@ __all__ = ["pair_slots"]
 _NAMED: frozenset[Role] = frozenset({"parameter", "buffer", "gradient", "state", "mutated"})
 
 
-def pair_slots(subject: CallRecord, reference: CallRecord, mapping: Mapping | None = None) -> tuple[SlotPair, ...]:
-    """Every slot of both sides once, in the subject's order; None stands where a side lacks it."""
+def pair_slots(
+    subject: CallRecord, reference: CallRecord, mapping: Mapping | None = None, forward: Iterable[SlotPair] = ()
+) -> tuple[SlotPair, ...]:
+    """Every slot of both sides once, in the subject's order; None stands where a side lacks it.
+
+    `forward` is how the slots of the forward call were paired, for backward records: gradients pair as their inputs did.
+    """
     if plain_op(subject.call.op) == plain_op(reference.call.op):
-        partner = _same_place(subject, reference, mapping)
+        partner = _same_place(subject, reference, mapping, _gradient_places(forward))
     else:
         partner = _same_value(subject.slots, reference.slots)
     pairs = [SlotPair(slot.slot, slot, partner.get(slot.slot)) for slot in subject.slots]
@@ -27,10 +32,21 @@ def pair_slots(subject: CallRecord, reference: CallRecord, mapping: Mapping | No
     return tuple(pairs)
 
 
-def _same_place(subject: CallRecord, reference: CallRecord, mapping: Mapping | None) -> dict[Slot, TensorRecord]:
+def _gradient_places(forward: Iterable[SlotPair]) -> dict[Slot, Slot]:
+    """Where the reference has the gradient of an argument that it was passed otherwise."""
+    return {
+        Slot("output", pair.subject.slot.path): Slot("output", pair.reference.slot.path)
+        for pair in forward
+        if pair.subject and pair.reference and pair.slot.role == "input" and pair.subject.slot != pair.reference.slot
+    }
+
+
+def _same_place(subject: CallRecord, reference: CallRecord, mapping: Mapping | None, places: dict[Slot, Slot]) -> dict[Slot, TensorRecord]:
     there = {slot.slot: slot for slot in reference.slots}
-    partner: dict[Slot, TensorRecord] = {}
+    partner = {slot.slot: there.pop(places[slot.slot]) for slot in subject.slots if places.get(slot.slot) in there}
     for slot in subject.slots:
+        if slot.slot in partner:
+            continue
         found = there.pop(_renamed(slot.slot, mapping), None) or there.pop(slot.slot, None)
         if found is not None:
             partner[slot.slot] = found

@@ -14,7 +14,7 @@ from ulpscope.model.verdicts import JudgedCall
 __all__ = ["Comparison", "ComparisonVerdict", "Finding", "FindingLevel", "Histogram"]
 
 FindingLevel: TypeAlias = Literal["fault", "note"]
-ComparisonVerdict: TypeAlias = Literal["same", "rounding", "diverges"]
+ComparisonVerdict: TypeAlias = Literal["same", "rounding", "unknown", "diverges"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Histogram:
 class Finding:
     """One thing that a person should know, with the evidence and the next step.
 
-    `kind` is one of batch, rng, parameters, arguments, calls, contributed, backward, optimizer, precision, coverage.
+    `kind` is one of batch, rng, parameters, arguments, calls, contributed, backward, optimizer, bitwise, precision, coverage.
     """
 
     level: FindingLevel
@@ -65,8 +65,11 @@ class Comparison:
 
     @property
     def verdict(self) -> ComparisonVerdict:
+        """`unknown`: no fault, but bits are known to differ and nothing tells by how much."""
         if any(finding.level == "fault" for finding in self.findings):
             return "diverges"
+        if any(slot.differs_by_unknown for call in self.calls for slot in call.slots):
+            return "unknown"
         return "same" if all(call.level == "same" for call in self.calls) else "rounding"
 
     @property

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ulpscope.model.measurements import Measurement
+from ulpscope.model.measurements import FingerprintMeasurement, Measurement, SummaryMeasurement
 from ulpscope.model.pairs import Pair, SlotPair
 
 __all__ = ["ArgumentDifference", "Contribution", "JudgedCall", "JudgedSlot", "Verdict", "VerdictLevel"]
@@ -30,6 +30,13 @@ class JudgedSlot:
     pair: SlotPair
     measurement: Measurement
     verdict: Verdict
+
+    @property
+    def differs_by_unknown(self) -> bool:
+        """Whether the bits are known to differ, and nothing that was kept tells by how much."""
+        found = self.measurement
+        is_bitwise = isinstance(found, (FingerprintMeasurement, SummaryMeasurement)) and found.equal is False
+        return is_bitwise and self.verdict.level == "unmeasured"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _MOST_SLOTS = 12
 _LONGEST_LINE = 400
 _LONGEST_NAME = 80
 
-_VERDICT_STYLES = {"same": "bold green", "rounding": "bold green", "diverges": "bold red"}
+_VERDICT_STYLES = {"same": "bold green", "rounding": "bold green", "unknown": "bold yellow", "diverges": "bold red"}
 
 
 def render_comparison(comparison: Comparison, console: Console) -> None:
@@ -36,8 +36,9 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
     counts = count_calls(comparison)
     _print(console, _verdict_line(comparison, counts), _VERDICT_STYLES[comparison.verdict])
     faults = comparison.faults
-    notes = [finding for finding in comparison.findings if finding.level == "note"]
-    for finding in faults[:_MOST_FAULTS]:
+    doubts = [finding for finding in comparison.findings if finding.kind == "bitwise"]
+    notes = [finding for finding in comparison.findings if finding.level == "note" and finding not in doubts]
+    for finding in [*faults[:_MOST_FAULTS], *doubts]:
         _print(console, "")
         _render_finding(finding, console)
     _render_more(len(faults) - _MOST_FAULTS, "fault", console)
@@ -58,6 +59,8 @@ def _verdict_line(comparison: Comparison, counts: Counts) -> str:
             return f"same: {sides}, {compared}, no difference"
         case "rounding":
             return f"nothing diverges: {sides}, {compared}, no difference beyond rounding"
+        case "unknown":
+            return f"unknown: {sides}, {compared}, no fault, but something differs bitwise by an unknown amount"
         case "diverges":
             return f"diverges: {sides}, {compared}, {_plural(len(comparison.faults), 'fault')}"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps recorded tensors from filling the memory of the machine.
 
-What is written stays in the kernel's page cache until somebody needs the memory. A recorder writes gigabytes that nobody reads soon: they push out
-the training's own files, and every further page has to be found first (in a virtual machine whose memory grows on demand, at
+What is written stays in the kernel's page cache until somebody needs the memory. A recorder writes gigabytes that nobody reads soon: they
+push out the training's own files, and every further page has to be found first (in a virtual machine whose memory grows on demand, at
 an eighth of the speed). So only the newest part stays cached; the rest is sent to the disk in the background and let go.
 """
 

@@ -73,7 +73,8 @@ def compare_runs(
     operands = operand_format(judged)
     if operands is not None:
         judged = _judge_again(judged, rules, operands)
-    calls, findings = explain(judged, ours.info, theirs.info, replace(_coverage(ours, theirs, overlap), operands=operands))
+    coverage = replace(_coverage(ours, theirs, overlap), operands=operands)
+    calls, findings = explain(judged, ours.info, theirs.info, coverage, subject_path=str(ours.path))
     return Comparison(
         subject=ours.info,
         reference=theirs.info,
