@@ -60,12 +60,14 @@ class OptimizerProbe:
         self._modules = modules
         self._only = only
         self.gradients: dict[int, list[TensorRecord]] = {}
+        self._names: dict[int, str] = {}
 
     def wants(self, optimizer: Any) -> bool:
         return self._only is None or any(wanted is optimizer for wanted in self._only)
 
     def gradients_of(self, optimizer: Any) -> list[Found]:
-        """The gradients that the step is about to use."""
+        """The gradients that the step is about to use. Asked for before everything else of a step: names are looked up here."""
+        self._names = {id(parameter): name for root in self._modules.roots() for name, parameter in self._modules.named_parameters(root)}
         return [(Slot.parse(f"gradient.{name}"), p.grad) for name, p in self._named(optimizer) if p.grad is not None]
 
     def results_of(self, optimizer: Any) -> list[Found]:
@@ -79,21 +81,16 @@ class OptimizerProbe:
 
     def hyper_parameters(self, optimizer: Any) -> dict[str, Any]:
         """All settings of all parameter groups; the parameters of a group by name."""
-        names = dict(self._names())
         groups = []
         for group in optimizer.param_groups:
             settings = {key: value for key, value in group.items() if key != "params"}
             encoded, _ = encode_arguments((), settings)
-            groups.append({**(encoded.kwargs or {}), "params": [names.get(id(p), "?") for p in group["params"]]})
+            groups.append({**(encoded.kwargs or {}), "params": [self._names.get(id(p), "?") for p in group["params"]]})
         return {"groups": groups}
 
     def _named(self, optimizer: Any) -> list[tuple[str, Any]]:
-        names = dict(self._names())
         return [
-            (names.get(id(parameter), f"group{number}.{position}"), parameter)
+            (self._names.get(id(parameter), f"group{number}.{position}"), parameter)
             for number, group in enumerate(optimizer.param_groups)
             for position, parameter in enumerate(group["params"])
         ]
-
-    def _names(self) -> list[tuple[int, str]]:
-        return [(id(parameter), name) for root in self._modules.roots() for name, parameter in self._modules.named_parameters(root)]

@@ -56,24 +56,34 @@ class TensorReader:
     def mark_undefined(self, tensor: torch.Tensor) -> None:
         """Take the values of a tensor for undefined until somebody writes to it."""
         if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_inference():
-            self._views(tensor)[self._key(tensor)] = _Values(note="uninitialised memory: values are not read")
+            key = self._key(tensor, (tuple(tensor.shape), tensor.stride()))
+            self._views(tensor)[key] = _Values(note="uninitialised memory: values are not read")
 
     def record(self, slot: Slot, tensor: torch.Tensor) -> TensorRecord:
         """Describe one tensor. Call it where no function mode is active."""
         dtype = self._dtypes.get(tensor.dtype) or self._dtypes.setdefault(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         device = self._devices.get(tensor.device) or self._devices.setdefault(tensor.device, str(tensor.device))
-        if is_lazy(tensor):
+        is_plain = type(tensor) in _PLAIN
+        if not is_plain and is_lazy(tensor):
             return TensorRecord(slot=slot, dtype=dtype, shape=(), device=device, note="a lazy parameter that has no shape yet")
         if tensor.is_nested:
             note = f"nested tensor of shape {tuple(tensor.shape) if tensor.layout is torch.jagged else '?'}: values are not read"
             return TensorRecord(slot=slot, dtype=dtype, shape=(), device=device, requires_grad=tensor.requires_grad, note=note)
-        strided = tensor.layout is torch.strided
-        values = self._values(tensor, dtype) if strided else _Values(note=f"layout {tensor.layout}: values are not read")
+        shape = tuple(tensor.shape) if is_plain else tuple(map(int, tensor.shape))
+        strides = tensor.stride() if tensor.layout is torch.strided else None
+        if strides is None:
+            values = _Values(note=f"layout {tensor.layout}: values are not read")
+        elif dtype not in DTYPES:
+            values = _Values(note=f"dtype {dtype}: values are not read")
+        elif is_plain:
+            values = self._values(tensor, dtype, (shape, strides))
+        else:
+            values = self._values_of_subclass(tensor, dtype)
         return TensorRecord(
             slot=slot,
             dtype=dtype,
-            shape=tuple(map(int, tensor.shape)),
-            strides=tensor.stride() if strided else None,
+            shape=shape,
+            strides=strides,
             device=device,
             requires_grad=tensor.requires_grad,
             summary=values.summary,
@@ -82,11 +92,7 @@ class TensorReader:
             note=values.note,
         )
 
-    def _values(self, tensor: torch.Tensor, dtype: str) -> _Values:
-        if dtype not in DTYPES:
-            return _Values(note=f"dtype {dtype}: values are not read")
-        if type(tensor) not in _PLAIN:
-            return self._values_of_subclass(tensor, dtype)
+    def _values(self, tensor: torch.Tensor, dtype: str, layout: Any) -> _Values:
         if tensor.device.type == "meta":
             return _Values(note="meta tensor: it has no values")
         if is_traced(tensor):
@@ -94,16 +100,15 @@ class TensorReader:
         if tensor.is_inference():
             return self._read(tensor, dtype)
         views = self._views(tensor)
-        key = self._key(tensor)
+        key = self._key(tensor, layout)
         values = views.get(key)
         if values is None:
             values = views[key] = self._read(tensor, dtype)
         return values
 
     @staticmethod
-    def _key(tensor: torch.Tensor) -> Any:
-        shape = tuple(tensor.shape)
-        return (tensor._version, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+    def _key(tensor: torch.Tensor, layout: Any) -> Any:
+        return tensor._version, tensor.storage_offset(), layout, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
     def _views(self, tensor: torch.Tensor) -> dict[Any, _Values]:
         identity = storage_identity(tensor)
