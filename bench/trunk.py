@@ -12,6 +12,7 @@ of that environment.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import math
 import os
@@ -202,7 +203,8 @@ def record_pair(command: list[str], steps: int, folder: Path) -> tuple[Path, Pat
 def compare_ours(subject: Path, reference: Path) -> Finished:
     """Exit code 1 means that the runs diverge, or a crash: the answer tells which."""
     answer = subject.parent / "answer.json"
-    finished = run([OURS, "-m", "ulpscope", "compare", str(subject), str(reference), "--quiet", "--json", str(answer)], expected=(0, 1))
+    command = [OURS, "-m", "ulpscope", "compare", str(subject), str(reference), "--quiet", "--json", str(answer)]
+    finished = best(lambda: run(command, expected=(0, 1)))
     if not answer.is_file():
         raise Failed(finished.last_words)
     return finished
@@ -211,10 +213,15 @@ def compare_ours(subject: Path, reference: Path) -> Finished:
 def compare_peer(python: str, subject: Path, reference: Path, scratch: Path) -> Finished:
     steps = [next(run.glob("step0/*")) for run in (subject, reference)]
     command = [peer_script(python), "compare", "-tp", str(steps[0] / "dump.json"), "-gp", str(steps[1] / "dump.json")]
-    finished = run([*command, "-o", str(scratch / "peer-result")])
+    finished = best(lambda: run([*command, "-o", str(scratch / "peer-result")]))
     if not any((scratch / "peer-result").rglob("*.csv")):
         raise Failed("wrote no result")
     return finished
+
+
+def best(attempted: Callable[[], Finished]) -> Finished:
+    """The quickest of three: noise only ever adds."""
+    return min((attempted() for _ in range(3)), key=lambda finished: finished.seconds)
 
 
 def peer_script(python: str) -> str:
@@ -396,6 +403,7 @@ def main() -> None:
     parser.add_argument("--scratch", metavar="DIR", help="where to record; several GB are needed")
     options = parser.parse_args()
     effort = QUICK if options.quick else FULL
+    compileall.compile_dir(HERE.parent / "src" / "ulpscope", quiet=2)  # as pip does for what it installs, and did for the peer
     with tempfile.TemporaryDirectory(dir=options.scratch) as name:
         scratch = Path(name)
         recorders = measure_recording(effort, options.peer_python, scratch)

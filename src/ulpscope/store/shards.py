@@ -30,6 +30,7 @@ JOURNAL = "tensors.journal"
 HEADER_SIZE = (64 << 10) - 8
 SHARD_SIZE = 1 << 30
 ALIGNMENT = 8
+OPEN_SHARDS = 8
 COPY_BELOW = 128 << 10  # making a mapping costs as much as copying this
 
 # What safetensors 0.4 knows; every other dtype is stored as plain bytes, with its true name in the journal.
@@ -175,8 +176,9 @@ class ShardIndex:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._places: dict[str, TensorFrame] = {}
+        self._shards: dict[int, _OpenShard] = {}
         self._journal = FrameReader(folder / JOURNAL)
-        self._lock = threading.Lock()  # several threads may ask for tensors, and the journal is read by one at a time
+        self._lock = threading.Lock()  # several threads may ask for tensors
 
     def tensor(self, content: str) -> TensorData:
         """Map the bytes of a tensor, after making sure that they are the ones that were written."""
@@ -187,10 +189,18 @@ class ShardIndex:
             raise DamagedRunError(f"{path}: a tensor should be of dtype {dtype!r}, which is none that we know ({', '.join(DTYPES)})")
         if prod(shape) * DTYPES[dtype].size_bytes != place.length:
             raise DamagedRunError(f"{path}: {place.length} bytes are listed for a {dtype} tensor of shape {list(shape)}, which cannot be")
-        data = _bytes_at(path, place.offset, place.length)
+        data = self._shard(place.shard, path).bytes_at(place.offset, place.length)
         if xxhash.xxh3_128_hexdigest(data) != hash:
             raise DamagedRunError(f"{path}: the {place.length} bytes from {place.offset} are not those that were written; restore the file")
         return TensorData(dtype, shape, data)
+
+    def _shard(self, number: int, path: Path) -> _OpenShard:
+        with self._lock:
+            if number not in self._shards:
+                if len(self._shards) >= OPEN_SHARDS:
+                    self._shards.pop(next(iter(self._shards)))
+                self._shards[number] = _OpenShard(path)
+            return self._shards[number]
 
     def _place(self, hash: str) -> TensorFrame:
         with self._lock:
@@ -209,52 +219,48 @@ class ShardIndex:
             raise DamagedRunError(f"{self._journal.path} is missing, so the tensors of this step cannot be found") from None
 
 
-def _bytes_at(path: Path, offset: int, length: int) -> memoryview:
-    """A read-only view of part of a file; its mapping lives as long as the view, so memory stays flat over many tensors."""
-    try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except FileNotFoundError:
-        raise DamagedRunError(f"{path} is missing, so its tensors cannot be read") from None
-    except PermissionError as error:
-        raise not_allowed(path) from error
-    try:
-        size = verify_regular(path, os.fstat(fd))
-        if offset + length > size:
-            raise DamagedRunError(f"{path} holds {size} bytes, but a tensor should lie at {offset} to {offset + length}: it is cut off")
-        return _copied(fd, offset, length) if length < COPY_BELOW else _mapped(fd, offset, length)
-    finally:
-        os.close(fd)
+class _OpenShard:
+    """A shard held open for reading; views of it stay good after it is closed."""
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._size = 0
+        try:
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError:
+            raise DamagedRunError(f"{path} is missing, so its tensors cannot be read") from None
+        except PermissionError as error:
+            raise not_allowed(path) from error
 
-def _mapped(fd: int, offset: int, length: int) -> memoryview:
-    start = offset - offset % mmap.ALLOCATIONGRANULARITY
-    try:
-        mapping = _map(fd, start, offset + length - start)
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENODEV):
-            raise
-        return _copied(fd, offset, length)  # a mapping holds a descriptor, and somebody may hold very many
-    return memoryview(mapping)[offset - start :]
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
+    def bytes_at(self, offset: int, length: int) -> memoryview:
+        """A read-only view of part of the file; its mapping lives as long as the view, so memory stays flat over many tensors."""
+        if offset + length > self._size:
+            self._size = verify_regular(self._path, os.fstat(self._fd))
+        if offset + length > self._size:
+            found = f"{self._path} holds {self._size} bytes"
+            raise DamagedRunError(f"{found}, but a tensor should lie at {offset} to {offset + length}: it is cut off")
+        return self._copied(offset, length) if length < COPY_BELOW else self._mapped(offset, length)
 
-if hasattr(mmap, "MAP_POPULATE"):
+    def _mapped(self, offset: int, length: int) -> memoryview:
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            mapping = mmap.mmap(self._fd, offset + length - start, access=mmap.ACCESS_READ, offset=start)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENODEV):
+                raise
+            return self._copied(offset, length)  # a mapping holds a descriptor, and somebody may hold very many
+        return memoryview(mapping)[offset - start :]
 
-    def _map(fd: int, start: int, size: int) -> mmap.mmap:
-        """Every byte is about to be read, so the pages are mapped at once instead of one fault after the other."""
-        return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ, offset=start)
-
-else:
-
-    def _map(fd: int, start: int, size: int) -> mmap.mmap:
-        return mmap.mmap(fd, size, access=mmap.ACCESS_READ, offset=start)
-
-
-def _copied(fd: int, offset: int, length: int) -> memoryview:
-    os.lseek(fd, offset, os.SEEK_SET)
-    data = os.read(fd, length)
-    while len(data) < length and (more := os.read(fd, length - len(data))):
-        data += more
-    return memoryview(data)
+    def _copied(self, offset: int, length: int) -> memoryview:
+        data = os.pread(self._fd, length, offset)
+        while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
+            data += more
+        return memoryview(data)
 
 
 def tensor_bytes(dtype_name: str, shape: tuple[int, ...], buffer: Any) -> memoryview:

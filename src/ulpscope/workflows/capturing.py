@@ -156,7 +156,7 @@ class Capture:
         self._session.start()
 
     def stop(self) -> None:
-        """Stop recording and close the run; everything patched is put back."""
+        """Stop recording and close the run; everything patched is put back. To start again begins another run beside this one."""
         self._stop(complete=True)
 
     def step(self) -> None:
@@ -174,6 +174,7 @@ class Capture:
     def _stop(self, *, complete: bool) -> None:
         if self._session is not None:
             self._session.stop(complete=complete)
+            self._session = None
 
     def _tell_size(self, step: int) -> None:
         if self._has_told_size or self._path is None:
