@@ -287,7 +287,7 @@ def test_parameters_that_differ_bitwise_by_an_unknown_amount() -> None:
     assert comparison.findings[0].headline == (
         "first bitwise difference: parameters (call 0, start, parameter layers.1.weight), step 0, rank 0"
     )
-    assert "ulpscope run --into DIR --keep tensors --steps 0 SCRIPT" in comparison.findings[0].next
+    assert "ulpscope run --into memory-closer --keep tensors --steps 0 SCRIPT" in comparison.findings[0].next
 
 
 def test_a_fault_leaves_no_doubt() -> None:
