@@ -221,7 +221,8 @@ def _versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            loaded = getattr(sys.modules.get(package), "__version__", None)  # which names the build too
+            found[package] = str(loaded or metadata.version(package))
         except metadata.PackageNotFoundError:
             continue
     return found
