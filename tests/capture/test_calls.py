@@ -257,3 +257,12 @@ def test_memory_that_nobody_wrote_to_has_no_values() -> None:
     before, after = run.calls("Tensor.exp")
     assert slot_of(before, "input.0").fingerprint is None
     assert slot_of(after, "input.0").summary is not None
+
+
+def test_memory_that_nobody_wrote_to_has_no_values_in_a_subclass_either() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    with recording() as run:
+        torch.empty_like(torch.ones(1000).as_subclass(Mine))
+    assert "uninitialised" in slot_of(run.one("torch.empty_like"), "output.0").note

@@ -161,11 +161,13 @@ class CallRecorder:
         if place is None:
             return
         mutated = self._mutated(opened, results)
-        if makes_no_values(opened.op):
+        is_undefined = makes_no_values(opened.op)
+        if is_undefined:
             for _, tensor in results:
                 self.tensors.mark_undefined(tensor)
         if self._selection.wants_phase(opened.phase):
-            self._write(place, opened.phase, opened.inputs + self.records(results) + self.records(mutated), opened.arguments)
+            made = self.records(results, is_undefined=is_undefined)
+            self._write(place, opened.phase, opened.inputs + made + self.records(mutated), opened.arguments)
         if opened.edges is not None and self._selection.wants_phase("backward"):
             self._watch(place, opened.edges, results + mutated)
 
@@ -190,8 +192,8 @@ class CallRecorder:
             self._counts[op] += 1
             self._write(place, phase, slots, arguments)
 
-    def records(self, found: list[Found]) -> list[TensorRecord]:
-        return [self._read(slot, tensor) for slot, tensor in found if self._selection.wants_slot(slot)]
+    def records(self, found: list[Found], *, is_undefined: bool = False) -> list[TensorRecord]:
+        return [self._read(slot, tensor, is_undefined) for slot, tensor in found if self._selection.wants_slot(slot)]
 
     def enter_parent(self, name: str) -> None:
         """Calls from here on stand inside the call of that name."""
@@ -262,9 +264,9 @@ class CallRecorder:
 
         watch_backward(BackwardOfCall(self._read, finish, self._guard, self._begun), edges, results)
 
-    def _read(self, slot: Slot, tensor: torch.Tensor) -> TensorRecord:
+    def _read(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool = False) -> TensorRecord:
         with self._lock:
-            return self.tensors.record(slot, tensor)
+            return self.tensors.record(slot, tensor, is_undefined=is_undefined)
 
     def _write(self, place: _Place, phase: Phase, slots: list[TensorRecord], arguments: Arguments | None = None) -> None:
         with self._lock:

@@ -34,6 +34,9 @@ class _Values(NamedTuple):
     note: str = ""
 
 
+_UNDEFINED = _Values(note="uninitialised memory: values are not read")
+
+
 class TensorReader:
     """Reads tensors and remembers, within a step, what it has read."""
 
@@ -57,9 +60,9 @@ class TensorReader:
         """Take the values of a tensor for undefined until somebody writes to it."""
         if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_inference():
             key = self._key(tensor, (tuple(tensor.shape), tensor.stride()))
-            self._views(tensor)[key] = _Values(note="uninitialised memory: values are not read")
+            self._views(tensor)[key] = _UNDEFINED
 
-    def record(self, slot: Slot, tensor: torch.Tensor) -> TensorRecord:
+    def record(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> TensorRecord:
         """Describe one tensor. Call it where no function mode is active."""
         dtype = self._dtypes.get(tensor.dtype) or self._dtypes.setdefault(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         device = self._devices.get(tensor.device) or self._devices.setdefault(tensor.device, str(tensor.device))
@@ -71,7 +74,9 @@ class TensorReader:
             return TensorRecord(slot=slot, dtype=dtype, shape=(), device=device, requires_grad=tensor.requires_grad, note=note)
         shape = tuple(tensor.shape) if is_plain else tuple(map(int, tensor.shape))
         strides = tensor.stride() if tensor.layout is torch.strided else None
-        if strides is None:
+        if is_undefined:
+            values = _UNDEFINED
+        elif strides is None:
             values = _Values(note=f"layout {tensor.layout}: values are not read")
         elif dtype not in DTYPES:
             values = _Values(note=f"dtype {dtype}: values are not read")
