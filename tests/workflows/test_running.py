@@ -157,6 +157,7 @@ def test_under_torchrun_each_rank_writes_its_own_folder_of_one_run(folder: Path)
             timeout=120,
         )
         assert done.returncode == 0, done.stderr
+        assert done.stderr.count(f"recorded into '{expected}'") == 1
         run = open_run(folder / expected)
         assert run.ranks() == (0, 1)
         assert run.info.world_size == 2

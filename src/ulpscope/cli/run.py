@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -102,7 +103,8 @@ def run(
     capture = Capture.of_script(into, seed=seed, keep=keep, level=level, steps=steps, ranks=ranks, select=select, max_bytes=max_bytes)
     make_comparable(seed, deterministic=deterministic)
     code = run_script(script, list(arguments), capture, is_module=is_module)
-    _say_what_came(capture.path)
+    if os.environ.get("RANK", "0") == "0":
+        _say_what_came(capture.path)
     sys.exit(code)
 
 
