@@ -126,10 +126,6 @@ class CaptureSession:
         """Whether calls of this thread are recorded right now."""
         return self._is_recording and (threading.get_ident() == self._thread or graph_task() != -1) and not is_jit_tracing()
 
-    @property
-    def current_step(self) -> int:
-        return self._step
-
     def _install(self) -> None:
         self._patches.module_calls(self._around_module)
         self._patches.functions(self._around_function)
