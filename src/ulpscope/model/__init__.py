@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nouns that travel between the stages: frozen, typed, standard library only."""
 
+from ulpscope.model.bands import BandKey, Bands
 from ulpscope.model.dtypes import DTYPES, DType, Kind, dtype
 from ulpscope.model.findings import Comparison, ComparisonVerdict, Finding, FindingLevel, Histogram
 from ulpscope.model.measurements import (
@@ -13,11 +14,13 @@ from ulpscope.model.measurements import (
     Undefined,
 )
 from ulpscope.model.names import INPUT_ROLES, OUTPUT_ROLES, ROLES, CallName, Role, Slot
+from ulpscope.model.nonfinite import NearMiss, NonFinite, NonFiniteEvent, NonFiniteKind, NonFiniteReport
 from ulpscope.model.pairs import MatchedBy, Pair, SlotPair
 from ulpscope.model.protocols import Renderer, Run, Sink
 from ulpscope.model.records import Arguments, CallRecord, Frame, Level, Modes, Phase, Summary, TensorData, TensorRecord
+from ulpscope.model.replays import CallReplay, OperandFormat, PairReplay, SlotReplay, SystemicPrecision
 from ulpscope.model.runs import FORMAT_VERSION, LedgerEntry, RunInfo
-from ulpscope.model.verdicts import ArgumentDifference, Contribution, JudgedCall, JudgedSlot, Verdict, VerdictLevel
+from ulpscope.model.verdicts import ArgumentDifference, Contribution, JudgedCall, JudgedSlot, Side, Verdict, VerdictLevel
 
 __all__ = [
     "DTYPES",
@@ -27,8 +30,11 @@ __all__ = [
     "ROLES",
     "ArgumentDifference",
     "Arguments",
+    "BandKey",
+    "Bands",
     "CallName",
     "CallRecord",
+    "CallReplay",
     "Comparison",
     "ComparisonVerdict",
     "Contribution",
@@ -47,18 +53,28 @@ __all__ = [
     "Measurement",
     "Metric",
     "Modes",
+    "NearMiss",
+    "NonFinite",
+    "NonFiniteEvent",
+    "NonFiniteKind",
+    "NonFiniteReport",
     "NotMeasured",
+    "OperandFormat",
     "Pair",
+    "PairReplay",
     "Phase",
     "Renderer",
     "Role",
     "Run",
     "RunInfo",
+    "Side",
     "Sink",
     "Slot",
     "SlotPair",
+    "SlotReplay",
     "Summary",
     "SummaryMeasurement",
+    "SystemicPrecision",
     "TensorData",
     "TensorMeasurement",
     "TensorRecord",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ulpscope.model.records import Frame, Phase
+from ulpscope.model.replays import SystemicPrecision
 from ulpscope.model.runs import RunInfo
 from ulpscope.model.verdicts import JudgedCall
 
@@ -28,9 +29,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that a person should know, with the evidence and the next step.
+    """One thing that a person should know, with the evidence and the next step. `repro` is the path of a script that shows it.
 
-    `kind` is one of batch, rng, parameters, arguments, calls, contributed, backward, optimizer, bitwise, precision, coverage.
+    `kind` is one of batch, rng, parameters, arguments, calls, contributed, backward, optimizer, bitwise, fork, amplified,
+    precision, coverage.
     """
 
     level: FindingLevel
@@ -48,6 +50,7 @@ class Finding:
     stack: tuple[Frame, ...] = ()
     order: int | None = None
     histograms: tuple[Histogram, ...] = ()
+    repro: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class Comparison:
     findings: tuple[Finding, ...]
     calls: Sequence[JudgedCall] = field(default_factory=tuple)
     elapsed_s: float = 0.0
+    precision: tuple[SystemicPrecision, ...] = ()
 
     @property
     def verdict(self) -> ComparisonVerdict:

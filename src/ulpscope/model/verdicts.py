@@ -8,28 +8,38 @@ from typing import Literal, TypeAlias
 
 from ulpscope.model.measurements import FingerprintMeasurement, Measurement, SummaryMeasurement
 from ulpscope.model.pairs import Pair, SlotPair
+from ulpscope.model.replays import SlotReplay
 
-__all__ = ["ArgumentDifference", "Contribution", "JudgedCall", "JudgedSlot", "Verdict", "VerdictLevel"]
+__all__ = ["ArgumentDifference", "Contribution", "JudgedCall", "JudgedSlot", "Side", "Verdict", "VerdictLevel"]
 
+Side: TypeAlias = Literal["subject", "reference"]
 VerdictLevel: TypeAlias = Literal["same", "rounding", "differs", "unmatched", "unmeasured"]
 Contribution: TypeAlias = Literal["clean", "contributed", "inherited", "amplified", "masked", "unmatched", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The rule that decided, and its reason in one clause. `multiple` is the distance over what the rule allows."""
+    """The rule that decided, and its reason in one clause. `multiple` is the distance over what the rule allows.
+
+    `side` is the side that errs, where replay can tell.
+    """
 
     level: VerdictLevel
     rule: str
     reason: str
     multiple: float | None = None
+    side: Side | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedSlot:
+    """A slot with its verdict; `subject` and `reference` are what replay found out about each side by its own inputs."""
+
     pair: SlotPair
     measurement: Measurement
     verdict: Verdict
+    subject: SlotReplay | None = None
+    reference: SlotReplay | None = None
 
     @property
     def differs_by_unknown(self) -> bool:

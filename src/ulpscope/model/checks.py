@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run whose calls were run again, each on its own: what the device makes of them now, what was recorded, and which of it is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal, TypeAlias
+
+from ulpscope.model.findings import Finding
+from ulpscope.model.names import CallName, Slot
+from ulpscope.model.records import CallRecord, Frame, Level, Phase
+from ulpscope.model.replays import OperandFormat, SlotReplay
+from ulpscope.model.runs import RunInfo
+
+__all__ = ["Check", "CheckData", "CheckRole", "CheckStatus", "CheckedCall", "CheckedSlot", "DrawnSlot", "FamilyPrecision", "Overflow"]
+
+CheckStatus: TypeAlias = Literal["passed", "failed", "warning", "skipped"]
+CheckData: TypeAlias = Literal["recorded", "generated", ""]
+"""What a call was run on: the recorded values, or values made from their statistics."""
+CheckRole: TypeAlias = Literal["device", "recorded"]
+"""Whose result is judged: what the device gives now, or what was recorded."""
+Overflow: TypeAlias = Literal["normal", "abnormal", "not reproduced"]
+"""Clean inputs, a result that is not finite: the reference overflows too, it does not, or the device does not do it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnSlot:
+    """How far the results of a call that draws random numbers are from their distribution, in standard errors, and why."""
+
+    distance: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSlot:
+    """One result of one call.
+
+    `device` and `recorded` are what replay says about the device's result now and about the recorded one; `second_opinion` is what it says
+    about the CPU's own float64 result against one that shares no kernel with it, where that was asked for and possible. `multiple` is
+    the error over what is allowed: above 1 the slot failed. `metrics` are further figures of a rule set, by name.
+    """
+
+    slot: Slot
+    dtype: str
+    shape: tuple[int, ...]
+    device: SlotReplay | None = None
+    recorded: SlotReplay | None = None
+    drawn: DrawnSlot | None = None
+    second_opinion: SlotReplay | None = None
+    status: CheckStatus = "passed"
+    multiple: float | None = None
+    blamed: CheckRole | None = None
+    reason: str = ""
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+    def of(self, role: CheckRole) -> SlotReplay | None:
+        return self.device if role == "device" else self.recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedCall:
+    """One phase of one call, checked. `reason` is one clause: why it failed, or why it was skipped.
+
+    `is_reproduced` says whether the device errs as what was recorded does; None where one of the two is not known.
+    """
+
+    rank: int
+    step: int
+    order: int
+    call: CallName
+    phase: Phase
+    level: Level = "api"
+    module: str = ""
+    device: str = ""
+    data: CheckData = ""
+    status: CheckStatus = "skipped"
+    reason: str = ""
+    slots: tuple[CheckedSlot, ...] = ()
+    overflow: Overflow | None = None
+    is_reproduced: bool | None = None
+    is_random: bool = False
+    device_operands: OperandFormat | None = None
+    recorded_operands: OperandFormat | None = None
+    source: Frame | None = None
+    elapsed_s: float = 0.0
+
+    @classmethod
+    def of(cls, record: CallRecord, device: str) -> CheckedCall:
+        """A call of which nothing is known yet but its name."""
+        return cls(
+            rank=record.rank,
+            step=record.step,
+            order=record.order,
+            call=record.call,
+            phase=record.phase,
+            level=record.level,
+            module=record.module,
+            device=device,
+            source=record.source,
+        )
+
+    @property
+    def name(self) -> str:
+        """What `select` globs see: `module/call`."""
+        return f"{self.module}/{self.call}"
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.rank, self.step, self.order
+
+    @property
+    def worst(self) -> CheckedSlot | None:
+        return max(self.slots, key=lambda slot: (slot.status == "failed", slot.multiple or 0.0), default=None)
+
+    @property
+    def multiple(self) -> float | None:
+        return max((slot.multiple for slot in self.slots if slot.multiple is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyPrecision:
+    """A family of matrix products that rounds its operands to a narrower format, in every call: a property, not a fault."""
+
+    family: str
+    operands: OperandFormat
+    role: CheckRole = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The whole result. It holds no formatting; each renderer is a function of it."""
+
+    info: RunInfo
+    path: str
+    device: str
+    rules: str = "derived"
+    seed: int = 0
+    calls: Sequence[CheckedCall] = field(default_factory=tuple)
+    findings: tuple[Finding, ...] = ()
+    precision: tuple[FamilyPrecision, ...] = ()
+    num_resumed: int = 0
+    elapsed_s: float = 0.0
+
+    @property
+    def counts(self) -> dict[CheckStatus, int]:
+        found = Counter(call.status for call in self.calls)
+        statuses: tuple[CheckStatus, ...] = ("passed", "failed", "warning", "skipped")
+        return {status: found[status] for status in statuses}
+
+    @property
+    def coverage(self) -> float:
+        """The share of all recorded calls, each phase counted, that was judged; skipped ones count against it."""
+        return 1 - self.counts["skipped"] / len(self.calls) if self.calls else 0.0
+
+    @property
+    def failures(self) -> tuple[CheckedCall, ...]:
+        """The failed calls, worst first."""
+        failed = [call for call in self.calls if call.status == "failed"]
+        return tuple(sorted(failed, key=lambda call: (-(inf if call.multiple is None else call.multiple), call.key)))
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Why calls were skipped, the most frequent first."""
+        return dict(Counter(call.reason for call in self.calls if call.status == "skipped").most_common())

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recorded call on the device under test: its inputs go there, the call runs there in its own precision, its results come back.
+
+Nothing is widened or taken apart here: what comes back is what the device's own kernels make of the call. Tensors that lay on the CPU
+while others of the same call did not (lengths, indices, single numbers) stay there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from ulpscope.errors import InputError
+from ulpscope.model import CallRecord, Slot
+from ulpscope.replay.evaluate import _Backward, _Forward
+from ulpscope.replay.formulas import formula_of
+from ulpscope.replay.program import NotReplayable, Program
+
+__all__ = ["DeviceLost", "has_own_kernel", "open_device", "run_on_device"]
+
+_LOST = ("CUDA error", "device-side assert", "ACL error", "aclrt", "ERR99999", "unspecified launch failure")
+
+
+class DeviceLost(NotReplayable):
+    """The device answers nothing any more in this process; another process may find it well."""
+
+
+def open_device(name: str) -> str:
+    """The name of a device that this process can use; loads the vendor's package where it is there."""
+    kind = name.partition(":")[0]
+    if kind == "npu" and not hasattr(torch, "npu") and find_spec("torch_npu") is not None:
+        __import__("torch_npu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0]
+        raise InputError(f"the device '{name[:40]}' cannot be used here ({text[:120]}); choose another with --device, as in cpu") from error
+    return str(device)
+
+
+def has_own_kernel(record: CallRecord, device: str) -> bool:
+    """Whether the device runs this operation by itself; a vendor's operation has no kernel anywhere else."""
+    return formula_of(record.call.op) is None or _vendor_function(record.call.op) is not None
+
+
+def run_on_device(program: Program, device: str) -> dict[Slot, torch.Tensor]:
+    """What the device makes of the call on its recorded inputs; the results lie on the CPU."""
+    there = _placed(program, device)
+    inputs = _moved(program, device)
+    try:
+        with _untouched_generator(device), ExitStack() as stack:
+            if not inputs and device != "cpu":
+                stack.enter_context(torch.device(device))
+            return {slot: _fetched(value) for slot, value in there(inputs).items()}
+    except NotReplayable as error:
+        raise _explained(error, device) from error.__cause__
+    except RuntimeError as error:
+        raise _explained(NotReplayable(str(error)), device) from error
+
+
+def _placed(program: Program, device: str) -> Program:
+    """The same program with its call on another device, and a vendor's operation by its kernel where there is one."""
+    if not isinstance(program, (_Forward, _Backward)):
+        return program
+    native = _vendor_function(program.call.record.call.op)
+    call = replace(program.call, device=device, function=native or program.call.function)
+    return replace(program, call=call)
+
+
+def _vendor_function(op: str) -> Any:
+    """The operation itself, for one that is written out as a formula otherwise; None where it is not registered here."""
+    if formula_of(op) is None:
+        return None
+    name = op.removesuffix(".default").rpartition(".")[2]
+    if op.startswith("aten."):
+        return getattr(torch.ops.aten, name, None) if torch.cuda.is_available() else None
+    return getattr(sys.modules.get("torch_npu"), name, None)
+
+
+def _moved(program: Program, device: str) -> dict[Slot, torch.Tensor]:
+    if device == "cpu":
+        return dict(program.inputs)
+    stays = _on_cpu(program)
+    seen: dict[int, torch.Tensor] = {}
+    return {
+        slot: value if slot in stays else seen.setdefault(id(value), _laid_out(value, device)) for slot, value in program.inputs.items()
+    }
+
+
+def _on_cpu(program: Program) -> frozenset[Slot]:
+    if not isinstance(program, (_Forward, _Backward)):
+        return frozenset()
+    devices = {slot: record.device for slot, record in program.call.slots.items()}
+    if all(where in ("", "cpu") for where in devices.values()):
+        return frozenset()
+    return frozenset(slot for slot, where in devices.items() if where == "cpu")
+
+
+def _laid_out(value: torch.Tensor, device: str) -> torch.Tensor:
+    there = value.to(device)
+    if there.stride() == value.stride() or value.is_contiguous():
+        return there
+    try:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(there)
+    except (RuntimeError, NotImplementedError):
+        return there
+
+
+def _fetched(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().cpu().resolve_conj().resolve_neg()
+
+
+def _explained(error: NotReplayable, device: str) -> NotReplayable:
+    text = str(error).replace("it fails on the CPU", f"it fails on {device}")
+    kind = DeviceLost if any(word in text for word in _LOST) else NotReplayable
+    return kind(text)
+
+
+@contextmanager
+def _untouched_generator(device: str) -> Iterator[None]:
+    kind = device.partition(":")[0]
+    module: Mapping[str, Any] = vars(getattr(torch, kind, torch)) if kind != "cpu" else {}
+    if "get_rng_state" not in module or "set_rng_state" not in module:
+        yield
+        return
+    state = module["get_rng_state"](device)
+    try:
+        yield
+    finally:
+        module["set_rng_state"](state, device)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums as a plain kernel makes them: one term after the other, in the precision that kernels accumulate in.
+
+That is the worst order an honest kernel uses, so an error of this size is allowed for. Reductions are really added up so, in up to 8192
+steps; for matrix products and scattered sums, where that would take too long, noise stands for it: K terms with the sum T and the sum of
+squares Q have partial sums whose squares are about k Q / K + (k T / K)^2, and every one of them is rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["accumulator_of", "one_by_one", "product", "running", "scattered"]
+
+STEPS = 8192
+_TOO_LARGE = 1 << 24
+_SHORT = 8
+
+
+def accumulator_of(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which a kernel adds up numbers of this dtype."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def one_by_one(values: torch.Tensor, dims: Sequence[int], accumulator: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """The sum over `dims` of float64 values, with the error that adding them up in order makes."""
+    dims = list(dims) or list(range(values.dim()))
+    total = values.sum(dims)
+    count = math.prod(values.shape[dim] for dim in dims)
+    if count <= 2 or not total.numel():
+        return total
+    if values.numel() > _TOO_LARGE:
+        return with_noise(total, values.square().sum(dims), count, accumulator, generator)
+    kept = [dim for dim in range(values.dim()) if dim not in {one % values.dim() for one in dims}]
+    rows = values.permute(*(one % values.dim() for one in dims), *kept).reshape(count, -1)
+    length = -(-count // STEPS)
+    parts = torch.stack([part.sum(0) for part in torch.split(rows, length)]).to(accumulator) if length > 1 else rows.to(accumulator)
+    running = torch.zeros_like(parts[0])
+    for part in parts.unbind():
+        running += part
+    error = running.to(torch.float64).view_as(total) - total
+    return total + error.masked_fill_(~torch.isfinite(error), 0.0) * math.sqrt(length)
+
+
+def with_noise(
+    total: torch.Tensor, squares: torch.Tensor, count: torch.Tensor | float, accumulator: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    """`total` with noise of the size of the error that adding `count` terms in order makes."""
+    unit = torch.finfo(accumulator).eps / 2
+    variance = (squares / 2 + total.square() / 3) * count / 3
+    noise = torch.empty_like(total).normal_(generator=generator).mul_(variance.sqrt_().mul_(unit))
+    return total + noise.masked_fill_(~torch.isfinite(noise), 0.0)
+
+
+def product(first: torch.Tensor, second: torch.Tensor, accumulator: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """A matrix product, batched or not."""
+    total = first @ second
+    count = first.shape[-1]
+    if count < _SHORT:
+        return total
+    squares = first.square().sum(-1, keepdim=True) * second.square().sum(-2, keepdim=True) / count
+    return with_noise(total, squares, count, accumulator, generator)
+
+
+def running(values: torch.Tensor, dim: int, accumulator: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """All partial sums. Their errors add up as they do, so those of one row all lie on one side."""
+    totals = values.cumsum(dim)
+    error = totals.square().cumsum(dim).div_(3).sqrt_().mul_(torch.finfo(accumulator).eps)
+    shape = [1 if place == dim % values.dim() else size for place, size in enumerate(values.shape)]
+    side = torch.empty(shape, dtype=torch.float64).normal_(generator=generator).sign_()
+    return totals + torch.nan_to_num(error, nan=0.0, posinf=0.0).mul_(side)
+
+
+def scattered(run: Callable[..., Any], args: tuple[Any, ...], accumulator: torch.dtype, generator: torch.Generator) -> Any:
+    """Any sum of products of its arguments: what the squares of all terms add up to, and how many there are, the operation itself tells."""
+    totals, squares = run(*args), run(*(_mapped(one, torch.square) for one in args))
+    counts = run(*(_mapped(one, torch.ones_like) for one in args))
+    if isinstance(totals, torch.Tensor):
+        return with_noise(totals, squares, _additions(counts), accumulator, generator)
+    return tuple(
+        None if total is None else with_noise(total, square, _additions(count), accumulator, generator)
+        for total, square, count in zip(totals, squares, counts, strict=True)
+    )
+
+
+def _additions(terms: torch.Tensor) -> torch.Tensor:
+    return (terms - 1).clamp_(min=0)
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return function(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value

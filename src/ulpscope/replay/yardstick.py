@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an honest kernel errs by on the inputs of one call, and how often that fits into the error of what was recorded.
+
+The work is done in stages, each of which can only make the yardstick longer: the exact result; probes; the native kernel and its
+decomposition. So a result that a short yardstick finds good needs no longer one, and its ratios are upper bounds.
+Where every input is float64 already nothing on this machine is more exact: the result is judged against another float64 computation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from ulpscope.model import DTYPES, DType, OperandFormat, Slot, SlotReplay
+from ulpscope.replay.honest import Evaluations, Moves
+from ulpscope.replay.probes import STEP, is_floating
+from ulpscope.replay.program import NotReplayable, Program
+from ulpscope.replay.ratios import Evidence, Ratios, ratios
+from ulpscope.replay.rounding import ROUNDINGS
+
+__all__ = ["Limits", "Yardstick"]
+
+Limits = Callable[[str], tuple[float, float]]
+"""From the name of a dtype to the largest max_ratio and rms_ratio that need no closer look."""
+Stage = Literal["exact", "probes", "full"]
+
+SCALED = 1 / 8
+"""Projection over the root of the number of elements from which on a change of scale is looked at closer."""
+ROUNDED_OTHERWISE = 16.0
+"""Ratio from which on operands rounded the one way do not explain a call that computes more than products."""
+TIES = 16.0
+"""Ratio from which on it is asked whether a tie among inputs explains it."""
+DISPUTE = 64.0
+"""Times by which a decomposition has to miss the exact result before that result itself is computed a second way."""
+
+
+class Yardstick:
+    """One call and everything that was evaluated of it so far."""
+
+    def __init__(self, program: Program, *, operands: OperandFormat | None = None) -> None:
+        self._program = program
+        self._moves = Moves(program)
+        self._plain = Evaluations(program)
+        self._rounded = [Evaluations(program, one) for one in (ROUNDINGS[operands] if operands else ())]
+
+    def exact(self) -> dict[Slot, torch.Tensor]:
+        """The call in float64 on contiguous copies of its inputs."""
+        return self._plain.exact
+
+    def measure(self, recorded: Mapping[Slot, torch.Tensor], *, enough: Limits | None = None) -> tuple[SlotReplay, ...]:
+        """Every recorded result that the call gives. With `enough`, work ends as soon as a result is known to be within these limits."""
+        return tuple(self._measure(slot, value.detach().cpu(), enough) for slot, value in recorded.items() if slot in self.exact())
+
+    def _measure(self, slot: Slot, recorded: torch.Tensor, enough: Limits | None) -> SlotReplay:
+        exact = self.exact()[slot]
+        if exact.shape != recorded.shape:
+            raise NotReplayable(
+                f"{slot} was recorded with shape {tuple(recorded.shape)}, but running {self._program.name} again gives {tuple(exact.shape)}"
+            )
+        coarsest = _coarsest([*self._program.inputs.values(), recorded])
+        if is_floating(recorded) and is_floating(exact):
+            return self._measure_floating(slot, recorded, coarsest, enough)
+        num_flipped = self._moves.num_flipped(slot, recorded, exact)
+        return SlotReplay(slot=slot, dtype=coarsest.name, numel=recorded.numel(), max_ratio=0.0, rms_ratio=0.0, num_flipped=num_flipped)
+
+    def _measure_floating(self, slot: Slot, recorded: torch.Tensor, coarsest: DType, enough: Limits | None) -> SlotReplay:
+        if enough is not None:
+            for stage in _BOUNDS:
+                found = self._best(slot, recorded, coarsest, stage)
+                if _is_within(found, enough(coarsest.name), recorded.numel()):
+                    return _slot_replay(slot, recorded, coarsest, found, is_bound=True)
+        found = self._best(slot, recorded, coarsest, "full")
+        if found.max_ratio > TIES and not self._plain.only_moves and self._moves.has_jumps(slot, self.exact()):
+            self._moves.look_for_ties(self.exact())
+            found = self._best(slot, recorded, coarsest, "full")
+        return _slot_replay(slot, recorded, coarsest, found, is_bound=False)
+
+    def _best(self, slot: Slot, recorded: torch.Tensor, coarsest: DType, stage: Stage) -> Ratios:
+        """The better of full precision and rounded operands: no call has to round, and none errs on purpose.
+
+        Where products are only part of a call, fused kernels round other intermediate results than the formula does. If neither explains
+        what was recorded, the size of such rounding is part of the yardstick.
+        """
+        found = [self._ratios(one, slot, recorded, coarsest, stage) for one in (self._plain, *self._rounded)]
+        if self._rounded and self._plain.is_composite and min(one.max_ratio for one in found) > ROUNDED_OTHERWISE:
+            found.append(self._loosely(slot, recorded, coarsest, stage))
+        return min(found, key=_badness)
+
+    def _loosely(self, slot: Slot, recorded: torch.Tensor, coarsest: DType, stage: Stage) -> Ratios:
+        evidence = replace(self._evidence(self._plain, slot, stage), rounded=_real(self._rounded[0].exact[slot]))
+        return ratios(_real(recorded), evidence, coarsest, float(torch.finfo(recorded.dtype).max))
+
+    def _ratios(self, evaluations: Evaluations, slot: Slot, recorded: torch.Tensor, coarsest: DType, stage: Stage) -> Ratios:
+        evidence = self._evidence(evaluations, slot, stage)
+        largest = float(torch.finfo(recorded.dtype).max)
+        found = ratios(_real(recorded), evidence, coarsest, largest)
+        if found.dispute <= DISPUTE or not evaluations.kernels_disagree(slot):
+            return found
+        return self._without_agreement(evaluations, slot, recorded, coarsest, evidence)
+
+    def _without_agreement(
+        self, evaluations: Evaluations, slot: Slot, recorded: torch.Tensor, coarsest: DType, evidence: Evidence
+    ) -> Ratios:
+        """Kernel and decomposition are two functions, whatever the precision. Either excuses, and the kernel is put down as suspect."""
+        assert evaluations.exact_decomposed is not None
+        largest = float(torch.finfo(recorded.dtype).max)
+        other = replace(evidence, exact=_real(evaluations.exact_decomposed[slot]))
+        ways = (replace(evidence, decomposed=None), replace(other, kernel=None))
+        best = min((ratios(_real(recorded), one, coarsest, largest) for one in ways), key=_badness)
+        return replace(best, native_ratio=ratios(_real(recorded), other, coarsest, largest).native_ratio)
+
+    def _evidence(self, evaluations: Evaluations, slot: Slot, stage: Stage) -> Evidence:
+        exact = _real(evaluations.exact[slot])
+        if stage == "exact" or evaluations.only_moves:
+            return Evidence(exact=exact)
+        moved = self._moves.of(slot, self.exact(), with_zeros=stage == "full")
+        known = Evidence(exact=exact, moved2=_real(moved.square), step=STEP, is_fragile=moved.is_fragile)
+        if stage == "probes":
+            return known
+        kernel, decomposed = (None if one is None else _real(one[slot]) for one in (evaluations.kernel, evaluations.decomposed))
+        return replace(known, kernel=kernel, decomposed=decomposed)
+
+
+_BOUNDS: tuple[Stage, ...] = ("exact", "probes")
+
+
+def _badness(found: Ratios) -> tuple[float, float, float]:
+    return found.num_nonfinite, found.rms_ratio, found.max_ratio
+
+
+def _is_within(found: Ratios, limits: tuple[float, float], numel: int) -> bool:
+    most, rms = limits
+    is_scaled = (found.bias or 0.0) > max(SCALED * math.sqrt(numel), 1.0)
+    return found.num_nonfinite == 0 and found.max_ratio <= most and found.rms_ratio <= rms and not is_scaled
+
+
+def _slot_replay(slot: Slot, recorded: torch.Tensor, coarsest: DType, found: Ratios, *, is_bound: bool) -> SlotReplay:
+    return SlotReplay(
+        slot=slot,
+        dtype=coarsest.name,
+        numel=recorded.numel(),
+        max_ratio=found.max_ratio,
+        rms_ratio=found.rms_ratio,
+        is_bound=is_bound,
+        bias=found.bias,
+        scale=found.scale,
+        num_nonfinite=found.num_nonfinite,
+        error=found.error,
+        honest_error=found.honest_error,
+        native_ratio=found.native_ratio,
+        worst_index=None if found.worst is None else _unravel(found.worst, tuple(_real(recorded).shape)),
+        worst_recorded=found.worst_recorded,
+        worst_exact=found.worst_exact,
+    )
+
+
+def _unravel(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    index = []
+    for size in reversed(shape):
+        place, here = divmod(place, size)
+        index.append(here)
+    return tuple(reversed(index))
+
+
+def _coarsest(tensors: list[torch.Tensor]) -> DType:
+    """The floating dtype with the fewest digits among inputs and result; the result's own where none is floating."""
+    floating = [DTYPES[_name(one)] for one in tensors if is_floating(one)]
+    return min(floating, key=lambda one: one.mantissa) if floating else DTYPES[_name(tensors[-1])]
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
