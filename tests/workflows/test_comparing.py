@@ -54,8 +54,8 @@ def test_each_pair_of_values_is_read_once() -> None:
     comparison = compare_runs(wrong, train(steps=(0,)))
     culprit = comparison.faults[0]
     assert reads
-    assert max(reads.values()) <= 2, "once to measure, and once more for the culprit's picture"
-    assert sum(many == 2 for many in reads.values()) == 1
+    assert max(reads.values()) <= 3, "once to measure, once to run the culprit again, and once for its picture"
+    assert sum(many > 1 for many in reads.values()) == 1
     assert culprit.histograms
 
 

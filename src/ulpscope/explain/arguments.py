@@ -14,7 +14,7 @@ def explain_arguments(view: StepView) -> Finding | None:
     found = view.divergence
     if found is None or found.how != "contributed" or found.call.pair.record.phase == "optimizer":
         return None
-    if not any(is_telling(one) for one in found.call.differences):
+    if not any(is_telling(one) for one in found.call.differences) or found.slot.verdict.side is not None:
         return None
     record = found.call.pair.record
     headline = f"arguments differ: {call_text(record, found.slot.pair.slot)}, {at_place(record)}"

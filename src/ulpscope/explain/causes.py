@@ -15,15 +15,22 @@ from typing import TypeAlias
 from ulpscope.explain.arguments import explain_arguments
 from ulpscope.explain.batch import explain_batch
 from ulpscope.explain.bitwise import remark_on_bits
+from ulpscope.explain.clues import with_clues
 from ulpscope.explain.contributing import explain_backward, explain_forward
 from ulpscope.explain.contributions import with_contributions
 from ulpscope.explain.coverage import Coverage, explain_coverage
+from ulpscope.explain.cut import explain_cut
 from ulpscope.explain.entering import explain_entering
-from ulpscope.explain.missing import explain_missing
-from ulpscope.explain.optimizer import explain_optimizer
+from ulpscope.explain.forks import remark_on_amplification, remark_on_forks
+from ulpscope.explain.missing import explain_missing, explain_writing
+from ulpscope.explain.nondeterminism import remark_on_nondeterminism
+from ulpscope.explain.optimizer import explain_left_out, explain_optimizer
 from ulpscope.explain.parameters import explain_parameters
 from ulpscope.explain.remarks import remark_on_arguments, remark_on_missing, remark_on_parameters, remark_on_rng
+from ulpscope.explain.replicas import explain_replicas
 from ulpscope.explain.rng import explain_rng
+from ulpscope.explain.settings import explain_optimizer_settings, explain_unexcused
+from ulpscope.explain.tied import explain_tied
 from ulpscope.explain.views import StepView, first_divergence
 from ulpscope.explain.wording import count, listed
 from ulpscope.model import Finding, JudgedCall, RunInfo
@@ -36,14 +43,20 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     explain_batch,
     explain_rng,
     explain_parameters,
+    explain_unexcused,
     explain_arguments,
+    explain_tied,
+    explain_cut,
+    explain_writing,
+    explain_left_out,
     explain_missing,
     explain_entering,
     explain_forward,
     explain_backward,
     explain_optimizer,
+    explain_optimizer_settings,
 )
-_REMARKS = (remark_on_rng, remark_on_parameters, remark_on_arguments, remark_on_missing)
+_REMARKS = (remark_on_forks, remark_on_amplification, remark_on_rng, remark_on_parameters, remark_on_arguments, remark_on_missing)
 
 
 def explain(
@@ -55,9 +68,10 @@ def explain(
     """
     views = _views(judged, subject, reference, subject_path)
     calls = tuple(call for view in views for call in view.calls)
-    findings = [_with_consequences(fault, calls) for fault in _first_faults(views)] or remark_on_bits(views)
-    for remark in _REMARKS:
-        findings += [note for note in remark(views) if note.kind not in {fault.kind for fault in findings if fault.level == "fault"}]
+    findings = [_with_consequences(with_clues(fault, views), calls) for fault in _first_faults(views)] or remark_on_bits(views)
+    said = {finding.kind for finding in findings if finding.level == "fault" or finding.kind == "rng"}
+    findings += [note for remark in _REMARKS for note in remark(views) if note.kind not in said]
+    findings += remark_on_nondeterminism(coverage.bands) if coverage and coverage.bands else []
     findings += explain_coverage(calls, coverage or Coverage(), is_doubt_said=any(one.kind == "bitwise" for one in findings))
     return calls, tuple(findings)
 
@@ -88,9 +102,10 @@ def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, s
 
 def _first_faults(views: Sequence[StepView]) -> list[Finding]:
     for step in sorted({view.step for view in views}):
-        found = [(priority, finding) for view in views if view.step == step for priority, finding in _ask(view)]
+        here = [view for view in views if view.step == step]
+        found = [(priority, finding) for view in here for priority, finding in _ask(view)]
         if found:
-            return [_merge_ranks(found)]
+            return [explain_replicas(here) or _merge_ranks(found)]
     return []
 
 
@@ -109,7 +124,7 @@ def _is_collective(finding: Finding) -> bool:
 
 
 def _merge_ranks(found: Sequence[tuple[tuple[bool, bool, int], Finding]]) -> Finding:
-    _, first = min(found, key=lambda one: one[0])
+    _, first = min(found, key=lambda one: (one[1].level != "fault", *one[0]))
     culprit = (first.kind, first.module, first.call, first.slot)
     others = [finding for _, finding in found if finding is not first]
     same = [str(one.rank) for one in others if (one.kind, one.module, one.call, one.slot) == culprit]

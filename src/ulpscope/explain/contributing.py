@@ -16,6 +16,7 @@ from ulpscope.explain.wording import (
     inputs_line,
     listed,
     record_again,
+    replay_lines,
     slot_text,
 )
 from ulpscope.model import Finding, JudgedCall, Phase, TensorMeasurement
@@ -36,8 +37,10 @@ def _explain(view: StepView, phase: Phase, kind: str) -> Finding | None:
     if found is None or found.how != "contributed" or found.call.pair.record.phase != phase:
         return None
     record = found.call.pair.record
-    headline = f"first contributed error: {call_text(record, found.slot.pair.slot)}, {at_place(record)}"
+    where = " of the reference" if found.slot.verdict.side == "reference" else ""
+    headline = f"first contributed error{where}: {call_text(record, found.slot.pair.slot)}, {at_place(record)}"
     evidence = [
+        *replay_lines(found.slot),
         difference_line(found.slot),
         *_nonfinite_lines(found),
         inputs_line(found.call),

@@ -53,7 +53,8 @@ def _contribution(call: JudgedCall, behind: Sequence[JudgedSlot]) -> Contributio
     given, results = [*entered(call), *behind], made(call)
     is_given_bad = any(slot.verdict.level == "differs" for slot in given)
     if any(is_beyond(slot) for slot in results):
-        return "contributed" if not is_given_bad else "amplified" if call.multiple is not None else "inherited"
+        is_own = any(slot.verdict.side is not None or slot.verdict.rule == "arguments" for slot in results if is_beyond(slot))
+        return "contributed" if is_own or not is_given_bad else "amplified" if call.multiple is not None else "inherited"
     if is_given_bad:
         return "inherited" if not results or any(slot.verdict.level == "differs" for slot in results) else "masked"
     if any(slot.verdict.rule == "amplified" for slot in results):

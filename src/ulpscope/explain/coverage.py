@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ulpscope.explain.precision import precision_note
 from ulpscope.explain.wording import count, listed
-from ulpscope.model import DType, Finding, JudgedCall, LedgerEntry
+from ulpscope.model import Bands, Finding, JudgedCall, LedgerEntry, SystemicPrecision
 
 __all__ = ["Coverage", "explain_coverage"]
 
@@ -16,18 +17,21 @@ __all__ = ["Coverage", "explain_coverage"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
     """What is known besides the judged calls: parts on one side only, steps that were never closed, both ledgers,
-    and the format that a side's matrix products round to."""
+    the formats that a side rounds operands to, what was not replayed, and how far the reference
+    is from itself."""
 
     notes: tuple[str, ...] = ()
-    operands: DType | None = None
+    precision: tuple[SystemicPrecision, ...] = ()
+    replay: tuple[str, ...] = ()
+    bands: Bands | None = None
     incomplete: tuple[str, ...] = ()
     ledgers: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
 
 
 def explain_coverage(calls: Sequence[JudgedCall], coverage: Coverage, *, is_doubt_said: bool = False) -> list[Finding]:
     """`is_doubt_said`: a finding of its own speaks of the slots that differ bitwise by an unknown amount."""
-    findings = [_precision_note(coverage.operands)] if coverage.operands else []
-    findings += [_note(text) for text in coverage.notes]
+    findings = [precision_note(one) for one in coverage.precision]
+    findings += [_note(text) for text in (*coverage.notes, *coverage.replay)]
     if coverage.incomplete:
         findings.append(_note(f"{count(len(coverage.incomplete), 'step')} not closed by the writer: {listed(coverage.incomplete)}"))
     findings += [_ledger_note(side, entries) for side, entries in coverage.ledgers.items() if entries]
@@ -36,17 +40,6 @@ def explain_coverage(calls: Sequence[JudgedCall], coverage: Coverage, *, is_doub
 
 def _note(headline: str, evidence: Sequence[str] = ()) -> Finding:
     return Finding(level="note", kind="coverage", headline=headline, evidence=tuple(evidence))
-
-
-def _precision_note(operands: DType) -> Finding:
-    names = "float16 or TF32" if operands.name == "float16" else operands.name
-    return Finding(
-        level="note",
-        kind="precision",
-        headline=f"matrix products of one side compute with about {operands.mantissa + 1} significant bits ({names} operands)",
-        evidence=("every product on equal inputs differs by what such operands give; products are judged by that",),
-        next="for full precision set torch.set_float32_matmul_precision('highest'), or the like of the device, on both sides",
-    )
 
 
 def _ledger_note(side: str, entries: Sequence[LedgerEntry]) -> Finding:

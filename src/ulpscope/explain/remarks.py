@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ulpscope.explain.missing import lone_text
-from ulpscope.explain.rng import rng_differences
+from ulpscope.explain.rng import remark_on_draws, rng_differences
 from ulpscope.explain.views import StepView, common_levels
 from ulpscope.explain.wording import count, listed, slot_text
 from ulpscope.model import Finding, JudgedCall, JudgedSlot
@@ -16,6 +16,9 @@ __all__ = ["remark_on_arguments", "remark_on_missing", "remark_on_parameters", "
 
 
 def remark_on_rng(views: Sequence[StepView]) -> list[Finding]:
+    """Other numbers that were drawn; else generators that differ and were not used."""
+    if drawn := remark_on_draws(views):
+        return drawn
     view = next((view for view in views if rng_differences(view)), None)
     if view is None:
         return []

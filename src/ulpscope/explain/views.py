@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,10 +76,14 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
                 lone = [call] if not lone or calls[at - 1] is not lone[-1] else [*lone, call]
             continue
         slot = worst(entered(call))
+        if slot is not None and call.contribution == "masked" and made(call):
+            continue
         if slot is not None:
             return Divergence(how="entered", call=call, slot=slot, lone=tuple(lone), is_first_call=is_first_call)
         if call.contribution == "contributed":
             call = _innermost(call, calls)
+            if call.pair.record.level == "module" and _is_cleared(call, calls):
+                continue
             slot = worst([slot for slot in made(call) if is_beyond(slot)])
             assert slot is not None, "a contributing call has a slot that differs"
             return Divergence(how="contributed", call=call, slot=slot)
@@ -89,15 +93,20 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
 
 def _innermost(blamed: JudgedCall, calls: Sequence[JudgedCall]) -> JudgedCall:
     """The contributing call inside a module that was recorded before its own calls; else the call itself."""
-    record = blamed.pair.record
-    if record.level != "module":
+    if blamed.pair.record.level != "module":
         return blamed
-    inside = (
-        call
-        for call in calls
-        if call.contribution == "contributed"
-        and call.pair.record.level != "module"
-        and call.pair.record.phase == record.phase
-        and (f"{call.pair.record.module}.".startswith(f"{record.module}.") or not record.module)
-    )
-    return next(inside, blamed)
+    return next((call for call in _inside(blamed, calls) if call.contribution == "contributed"), blamed)
+
+
+def _is_cleared(module: JudgedCall, calls: Sequence[JudgedCall]) -> bool:
+    """Whether the calls inside a module were found honest, by replay or as draws, so that it only magnifies what enters it."""
+    return any(slot.subject is not None or slot.verdict.rule == "random" for call in _inside(module, calls) for slot in call.slots)
+
+
+def _inside(module: JudgedCall, calls: Sequence[JudgedCall]) -> Iterator[JudgedCall]:
+    record = module.pair.record
+    for call in calls:
+        other = call.pair.record
+        is_within = f"{other.module}.".startswith(f"{record.module}.") or not record.module
+        if other.level != "module" and other.phase == record.phase and is_within:
+            yield call

@@ -34,6 +34,7 @@ __all__ = [
     "listed",
     "number",
     "record_again",
+    "replay_lines",
     "slot_text",
 ]
 
@@ -126,6 +127,27 @@ def difference_line(slot: JudgedSlot) -> str:
         text = f"{name} differs by at least {number(measurement.distance)} of its size (only statistics were kept){_against(slot)}"
         return "; ".join([text, *_statistics(slot.pair.subject, slot.pair.reference)])
     return f"{name}: {slot.verdict.reason}"
+
+
+def replay_lines(slot: JudgedSlot) -> list[str]:
+    """Who errs by how much on its own inputs, as a factor where it is one, and where most."""
+    side = slot.verdict.side
+    found = slot.subject if side == "subject" else slot.reference if side == "reference" else None
+    if side is None or found is None:
+        return []
+    lines = [slot.verdict.reason]
+    if side == "reference":
+        lines[0] += ": the subject is the more accurate one"
+    if found.scale is not None and found.error and abs(found.scale) >= found.error / 2:
+        lines.append(f"the {side}'s values are {number(1 + found.scale, 4)} times the exact ones")
+    if found.num_nonfinite:
+        what = "NaN or infinite where the exact result is finite, or the reverse"
+        lines.append(f"{count(found.num_nonfinite, 'element')} of the {side}: {what}")
+    if found.num_flipped:
+        lines.append(f"{count(found.num_flipped, 'element')} of the {side} not what its inputs give, by no near tie")
+    if found.worst_index is not None and found.worst_recorded is not None and found.worst_exact is not None:
+        lines.append(f"worst at {list(found.worst_index)}: {against(found.worst_recorded, found.worst_exact)} in higher precision")
+    return lines
 
 
 def inputs_line(call: JudgedCall) -> str:

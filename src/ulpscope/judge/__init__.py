@@ -1,9 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements become verdicts: by the arithmetic (`derived`) or by rules that people know from elsewhere."""
 
+from ulpscope.judge.bands import bands_of
 from ulpscope.judge.calls import RULES, judge_call, rules_named
+from ulpscope.judge.conditioning import product_family
+from ulpscope.judge.differences import argument_differences
 from ulpscope.judge.precision import operand_format
+from ulpscope.judge.replayed import errs, multiple_of, replay_limits
 from ulpscope.judge.thresholds import THRESHOLDS, Threshold, threshold
 from ulpscope.judge.trail import Trail
 
-__all__ = ["RULES", "THRESHOLDS", "Threshold", "Trail", "judge_call", "operand_format", "rules_named", "threshold"]
+__all__ = [
+    "RULES",
+    "THRESHOLDS",
+    "Threshold",
+    "Trail",
+    "argument_differences",
+    "bands_of",
+    "errs",
+    "judge_call",
+    "multiple_of",
+    "operand_format",
+    "product_family",
+    "replay_limits",
+    "rules_named",
+    "threshold",
+]

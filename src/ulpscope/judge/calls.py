@@ -8,6 +8,7 @@ gradients and by the values of its forward call; a result of an optimizer by the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from ulpscope.errors import InputError
@@ -15,15 +16,29 @@ from ulpscope.judge.allowances import Allowance, Rule
 from ulpscope.judge.conditioning import Scale, can_flip, jump_of
 from ulpscope.judge.derived import derived
 from ulpscope.judge.differences import argument_differences
+from ulpscope.judge.drawing import draws_numbers, judge_drawn
 from ulpscope.judge.entering import Entering, coarsest
 from ulpscope.judge.ptdbg import ptdbg
+from ulpscope.judge.replayed import judge_replayed
 from ulpscope.judge.sizes import Size, dtypes_of, size_of
 from ulpscope.judge.thresholds import rounding_units
 from ulpscope.judge.trail import Trail, values_key
-from ulpscope.model import JudgedCall, JudgedSlot, Measurement, Pair, SlotPair, SummaryMeasurement
+from ulpscope.model import (
+    CallRecord,
+    JudgedCall,
+    JudgedSlot,
+    Measurement,
+    Pair,
+    PairReplay,
+    SlotPair,
+    SlotReplay,
+    SummaryMeasurement,
+    Verdict,
+)
 
 __all__ = ["RULES", "judge_call", "rules_named"]
 
+_NO_SETTINGS = ("strides of", "requires_grad of", "dtype of", "mode ")
 RULES: dict[str, Rule] = {"derived": derived, "ptdbg": ptdbg}
 
 
@@ -34,8 +49,17 @@ def rules_named(name: str) -> Rule:
     return RULES[name]
 
 
-def judge_call(pair: Pair, measurements: Sequence[Measurement], rules: str = "derived", trail: Trail | None = None) -> JudgedCall:
-    """Judge every slot of a pair; `trail` carries what earlier calls of this rank showed, and learns from this one."""
+def judge_call(
+    pair: Pair,
+    measurements: Sequence[Measurement],
+    rules: str = "derived",
+    trail: Trail | None = None,
+    replay: PairReplay | None = None,
+) -> JudgedCall:
+    """Judge every slot of a pair; `trail` carries what earlier calls of this rank showed, and learns from this one.
+
+    `replay` says what each side should have made of its own inputs; without it the distance of the two sides decides.
+    """
     rule, trail = rules_named(rules), trail if trail is not None else Trail()
     if pair.subject is None or pair.reference is None:
         trail.add_lone(pair.record, "reference" if pair.subject is None else "subject")
@@ -43,17 +67,17 @@ def judge_call(pair: Pair, measurements: Sequence[Measurement], rules: str = "de
     measured = list(enumerate(zip(pair.slots, measurements, strict=True)))
     receives = {at: pair.record.receives(slot.slot) for at, (slot, _) in measured}
     is_start = pair.record.phase == "start"
-    judged = {at: _judge_given(slot, found, rule, trail, is_start) for at, (slot, found) in measured if receives[at] or is_start}
+    judged = {at: _judge_given(pair.record, slot, found, rule, trail) for at, (slot, found) in measured if receives[at] or is_start}
     entering = Entering.of(pair, tuple(judged.values()), trail)
     drift = 0.0
     for at, (slot, found) in measured:
         if at not in judged:
-            judged[at], reached = _judge_made(pair, slot, found, entering, rule, trail)
+            judged[at], reached = _judge_made(pair, slot, found, entering, rule, trail, replay)
             drift = max(drift, reached)
     multiples = [slot.verdict.multiple for at, slot in judged.items() if not receives[at] and slot.verdict.multiple is not None]
     call = JudgedCall(
         pair=pair,
-        slots=tuple(judged[at] for at, _ in measured),
+        slots=tuple(_within_repeat(pair, judged[at], trail) for at, _ in measured),
         differences=argument_differences(pair),
         multiple=max(multiples, default=None),
     )
@@ -61,18 +85,28 @@ def judge_call(pair: Pair, measurements: Sequence[Measurement], rules: str = "de
     return call
 
 
-def _judge_given(slot: SlotPair, found: Measurement, rule: Rule, trail: Trail, is_start: bool) -> JudgedSlot:
+def _within_repeat(pair: Pair, slot: JudgedSlot, trail: Trail) -> JudgedSlot:
+    """The slot as honest where a repeat of the reference is as far from it, unless a side was seen to err."""
+    is_open = trail.bands is not None and slot.verdict.level == "differs" and slot.verdict.side is None
+    if not is_open or trail.bands is None or not trail.bands.allows(pair, slot.pair, slot.measurement):
+        return slot
+    return replace(slot, verdict=Verdict("rounding", "repeat", "no farther apart than a repeat of the reference", 1.0))
+
+
+def _judge_given(record: CallRecord, slot: SlotPair, found: Measurement, rule: Rule, trail: Trail) -> JudgedSlot:
     allowance = Allowance(
         units=rounding_units(coarsest(dtypes_of(slot))),
-        drift=max(trail.drift, trail.gradient_apart(slot.slot), trail.parameters_apart(slot.slot), trail.block_apart(slot)),
+        drift=max(trail.drift, trail.gradient_apart(record, slot.slot), trail.parameters_apart(slot.slot), trail.block_apart(slot)),
         is_given=True,
-        is_start=is_start,
+        is_start=record.phase == "start",
         is_known_honest=values_key(slot) in trail.honest,
     )
     return JudgedSlot(slot, found, rule(slot, found, allowance))
 
 
-def _judge_made(pair: Pair, slot: SlotPair, found: Measurement, entering: Entering, rule: Rule, trail: Trail) -> tuple[JudgedSlot, float]:
+def _judge_made(
+    pair: Pair, slot: SlotPair, found: Measurement, entering: Entering, rule: Rule, trail: Trail, replay: PairReplay | None
+) -> tuple[JudgedSlot, float]:
     """The judged slot, and how far apart it is where that is honest and not mere cancellation."""
     record, own = pair.record, size_of(slot, found, "differs")
     if record.phase == "optimizer":
@@ -92,9 +126,37 @@ def _judge_made(pair: Pair, slot: SlotPair, found: Measurement, entering: Enteri
         inputs_agree=entering.agree,
         inputs_scaled=entering.is_scaled,
     )
-    judged = JudgedSlot(slot, found, rule(slot, found, allowance))
-    is_honest = judged.verdict.level == "rounding" and (judged.verdict.multiple or 0.0) <= 1 and not allowance.can_flip
+    across = rule(slot, found, allowance)
+    verdict = _better_verdict(pair, slot, found, allowance, across, trail, replay) if rule is derived else None
+    judged = JudgedSlot(slot, found, verdict or across, *(_replays(slot, replay) if replay else ()))
+    is_honest = across.level == "rounding" and (across.multiple or 0.0) <= 1 and not allowance.can_flip
     return judged, _reached(own, scale, found, allowance, trail) if own and is_honest else 0.0
+
+
+def _better_verdict(
+    pair: Pair, slot: SlotPair, found: Measurement, allowance: Allowance, across: Verdict, trail: Trail, replay: PairReplay | None
+) -> Verdict | None:
+    """What says more than the distance of the two sides, if anything does."""
+    if across.level in ("same", "unmatched"):
+        return None
+    is_replayed = replay is not None and bool(replay.subject.slots)
+    if not is_replayed and across.level == "differs" and trail.is_unwritten(pair):
+        return Verdict("rounding", "unwritten", "carries memory that nobody wrote to, which differs as it may", 0.0)
+    if across.level == "differs" and draws_numbers(pair.record, replay) and allowance.inputs_agree and _may_draw_otherwise(pair, trail):
+        return judge_drawn(slot)
+    return judge_replayed(slot, found, allowance, replay, across) if replay else None
+
+
+def _may_draw_otherwise(pair: Pair, trail: Trail) -> bool:
+    """Not with other arguments. A backward call does not draw again: it may differ only where its forward call drew other numbers."""
+    forward = trail.forward_of(pair.record)
+    if any(not one.what.startswith(_NO_SETTINGS) for one in argument_differences(pair)):
+        return False
+    return forward is None or any(slot.verdict.rule == "random" for slot in forward.slots)
+
+
+def _replays(slot: SlotPair, replay: PairReplay) -> tuple[SlotReplay | None, SlotReplay | None]:
+    return replay.subject.of(slot.slot), replay.reference.of(slot.slot)
 
 
 def _reached(own: Size, scale: Scale, found: Measurement, allowance: Allowance, trail: Trail) -> float:

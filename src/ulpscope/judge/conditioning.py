@@ -24,6 +24,7 @@ __all__ = [
     "jump_of",
     "narrowed_error",
     "plain_name",
+    "product_family",
     "scale_backward",
     "scale_forward",
     "scale_plain",
@@ -64,6 +65,14 @@ class Scale:
 
 def plain_name(call: CallName) -> str:
     return call.short.strip("_").lower()
+
+
+def product_family(record: CallRecord) -> str | None:
+    """Matrix products and convolutions: machines choose the format of their operands for each of the two."""
+    name = plain_name(record.call)
+    if record.level == "module" or name not in CONTRACTIONS | COMPOSITES:
+        return None
+    return "convolution" if name.startswith("conv") else "matrix product"
 
 
 def can_flip(record: CallRecord) -> bool:

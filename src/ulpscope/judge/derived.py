@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf, isfinite, prod
 
 from ulpscope.judge.allowances import Allowance
-from ulpscope.judge.sizes import dtypes_of, is_coherent, is_equal
+from ulpscope.judge.sizes import NEVER_WRITTEN, dtypes_of, is_coherent, is_equal
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import (
     FingerprintMeasurement,
@@ -26,10 +26,10 @@ from ulpscope.model import (
 
 __all__ = ["derived", "verdict_without_numbers"]
 
-_NEVER_WRITTEN = "uninitialised memory"
-
 
 def derived(pair: SlotPair, measurement: Measurement, allowance: Allowance) -> Verdict:
+    if allowance.is_known_honest and not is_equal(measurement):
+        return Verdict("rounding", "derived", "made by a call that erred within its allowance", _at_most_one(measurement, allowance))
     settled = verdict_without_numbers("derived", pair, measurement)
     if settled is not None:
         is_other_start = allowance.is_start and isinstance(measurement, FingerprintMeasurement) and not _is_floating(pair)
@@ -51,7 +51,7 @@ def verdict_without_numbers(rule: str, pair: SlotPair, measurement: Measurement)
     if pair.subject.shape != pair.reference.shape:
         return _other_shape(rule, pair.subject, pair.reference)
     if isinstance(measurement, NotMeasured):
-        if any(side.note.startswith(_NEVER_WRITTEN) for side in (pair.subject, pair.reference)):
+        if any(side.note.startswith(NEVER_WRITTEN) for side in (pair.subject, pair.reference)):
             return Verdict("same", rule, "memory that nobody wrote to is not compared", 0.0)
         return Verdict("unmeasured", rule, measurement.reason)
     if isinstance(measurement, FingerprintMeasurement):
@@ -72,9 +72,12 @@ def _other_shape(rule: str, subject: TensorRecord, reference: TensorRecord) -> V
     return Verdict("differs", rule, reason, inf)
 
 
+def _at_most_one(measurement: Measurement, allowance: Allowance) -> float:
+    is_number = isinstance(measurement, (TensorMeasurement, SummaryMeasurement))
+    return min(_given(measurement, allowance).multiple or 0.0, 1.0) if is_number else 1.0  # type: ignore[arg-type]
+
+
 def _exact(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> Verdict:
-    if allowance.is_known_honest:
-        return Verdict("rounding", "exact", "flipped where the inputs of the call that made it differ", 0.0)
     if isinstance(measurement, SummaryMeasurement) and measurement.equal is None and measurement.distance == 0:
         return Verdict("rounding", "exact", "the statistics agree; nothing else was kept that could be compared", 0.0)
     if allowance.is_given or not allowance.entering:
@@ -90,8 +93,6 @@ def _exact(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allow
 def _given(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> Verdict:
     limit = allowance.units + threshold("amplification") * allowance.drift
     multiple = _ratio(measurement.distance, limit)
-    if allowance.is_known_honest:
-        return Verdict("rounding", "derived", "made by a call that erred within its allowance", min(multiple, 1.0))
     if multiple <= 1:
         return Verdict("rounding", "derived", f"within what calls before it explain{_bound(measurement)}", multiple)
     return Verdict("differs", "derived", f"{multiple:.3g}x what calls before it explain{_bound(measurement)}", multiple)

@@ -21,7 +21,11 @@ from ulpscope.model import (
     VerdictLevel,
 )
 
-__all__ = ["Size", "distance", "dtypes_of", "is_coherent", "is_equal", "looks_scaled", "size_of"]
+__all__ = ["NEVER_WRITTEN", "Size", "distance", "dtypes_of", "is_coherent", "is_equal", "looks_scaled", "size_of"]
+
+
+NEVER_WRITTEN = "uninitialised memory"
+"""How capture's note on such a tensor begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,21 @@ THRESHOLDS: tuple[Threshold, ...] = (
         "times the error of narrower operands that a matrix product may err by once they are recognised",
         "amplification; the error itself is computed from the sizes of the operands",
     ),
+    Threshold(
+        "replay_max",
+        128.0,
+        "largest error of one element, in units of an honest kernel's on the same inputs, float32 and wider",
+        "next power of two above the largest honest one of the zoo's calibrating half (docs/zoo.md)",
+    ),
+    Threshold("replay_rms", 64.0, "the same for the rms over all elements", "the same"),
+    Threshold("replay_max_low", 32.0, "the same as replay_max for dtypes with fewer than 23 fraction bits", "the same"),
+    Threshold("replay_rms_low", 16.0, "the same as replay_rms for dtypes with fewer than 23 fraction bits", "the same"),
+    Threshold(
+        "drawn",
+        8.0,
+        "standard errors that zeros or sizes of two draws of one random call may be apart",
+        "beyond it by chance in one of 1e15 draws",
+    ),
     Threshold("ptdbg_cosine", 0.99, "rules ptdbg: below it and above ptdbg_max_abs the slot differs", "ptdbg_ascend documentation, Cosine"),
     Threshold(
         "ptdbg_max_abs", 0.001, "rules ptdbg: above it and below ptdbg_cosine the slot differs", "ptdbg_ascend documentation, MaxAbsErr"

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from ulpscope.judge.sizes import distance
+from ulpscope.judge.sizes import NEVER_WRITTEN, distance
 from ulpscope.judge.thresholds import threshold
-from ulpscope.model import CallRecord, DType, JudgedCall, JudgedSlot, Slot, SlotPair, TensorRecord
+from ulpscope.model import Bands, CallRecord, DType, JudgedCall, JudgedSlot, Pair, Slot, SlotPair, TensorRecord
 
 __all__ = ["Trail", "values_key"]
 
@@ -17,13 +17,15 @@ __all__ = ["Trail", "values_key"]
 class Trail:
     """Grows with every judged call of a rank, in execution order; `begin_step` drops what later steps cannot meet again.
 
-    `operands` is the format that a side's matrix products round to, where one was recognised. `drift` is the largest distance that calls
+    `operands` is the format that a side's matrix products round to, where one was recognised, `bands` how far the reference is from a
+    repeat of itself. `drift` is the largest distance that calls
     within their allowance reached. `honest` holds the values made by such calls, known by the fingerprints of both sides; `gradients`
     how far the gradients of a value are apart where each contribution was honest; `apart` how far honest values are apart, by the
-    fingerprint of one side.
+    fingerprint of one side; `unwritten` the values that carry memory that nobody wrote to.
     """
 
     operands: DType | None = None
+    bands: Bands | None = None
     drift: float = 0.0
     honest: set[Hashable] = field(default_factory=set)
     gradients: dict[Hashable, float] = field(default_factory=dict)
@@ -32,6 +34,7 @@ class Trail:
     optimized: dict[Slot, JudgedSlot] = field(default_factory=dict)
     apart: dict[Hashable, float] = field(default_factory=dict)
     modules: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    unwritten: set[Hashable] = field(default_factory=set)
     step: int | None = None
     is_continued: bool = False
 
@@ -42,6 +45,7 @@ class Trail:
         self.honest = {key for slot in self.optimized.values() if (key := values_key(slot.pair)) and slot.verdict.level == "rounding"}
         self.optimized = self.optimized if self.is_continued else {}
         self.apart.clear()
+        self.unwritten.clear()
         self.modules.clear()
         self.gradients.clear()
         self.parameters.clear()
@@ -50,11 +54,17 @@ class Trail:
     def forward_of(self, record: CallRecord) -> JudgedCall | None:
         return self.forward.get((record.level, record.call, record.module)) if record.phase == "backward" else None
 
-    def gradient_apart(self, slot: Slot) -> float:
-        """How far the gradient of a parameter may be apart: as far as the contributions to it are."""
-        parameter = self.parameters.get(slot.path) if slot.role == "gradient" else None
-        key = values_key(parameter.pair) if parameter else None
+    def gradient_apart(self, record: CallRecord, slot: Slot) -> float:
+        """How far the gradient of a value may be apart: as far as the contributions to it are."""
+        value = self.parameters.get(slot.path) if slot.role == "gradient" else self._made_forward(record, slot)
+        key = values_key(value.pair) if value else None
         return self.gradients.get(key, 0.0) if key else 0.0
+
+    def _made_forward(self, record: CallRecord, slot: Slot) -> JudgedSlot | None:
+        """The result of the forward call whose gradient enters its backward record."""
+        forward = self.forward_of(record)
+        results = forward.slots if forward else ()
+        return next((one for one in results if one.pair.slot.path == slot.path and one.pair.slot.role == "output"), None)
 
     def parameters_apart(self, slot: Slot) -> float:
         """How far parameters may have drifted apart over steps that were not recorded."""
@@ -73,6 +83,12 @@ class Trail:
         found = [self.apart.get(("lone", side, one.fingerprint)) for side, one in _sides(slot) if one.fingerprint]
         return min((apart for apart in found if apart is not None), default=0.0)
 
+    def is_unwritten(self, pair: Pair) -> bool:
+        """Whether memory that nobody wrote to enters a call, by itself or inside of what an earlier call made of it."""
+        given = [slot for slot in pair.slots if pair.record.receives(slot.slot)]
+        sides = (one for slot in given for one in (slot.subject, slot.reference) if one is not None)
+        return any(one.note.startswith(NEVER_WRITTEN) for one in sides) or any(values_key(slot) in self.unwritten for slot in given)
+
     def add_lone(self, record: CallRecord, side: str) -> None:
         """Remember a call that only one side has: what it made is as far apart as the worst of what entered it."""
         entered = [one for one in record.slots if record.receives(one.slot) and one.fingerprint]
@@ -88,6 +104,7 @@ class Trail:
         self.drift = max(self.drift, drift)
         record = judged.pair.record
         made = [slot for slot in judged.slots if not record.receives(slot.pair.slot)]
+        self.unwritten |= {key for slot in made if slot.verdict.rule == "unwritten" and (key := values_key(slot.pair)) is not None}
         self.honest |= {key for slot in made if slot.verdict.level == "rounding" and (key := values_key(slot.pair)) is not None}
         for slot in judged.slots:
             found = distance(slot.measurement)

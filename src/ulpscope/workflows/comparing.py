@@ -17,10 +17,11 @@ from pathlib import Path
 
 from ulpscope.errors import NothingComparableError
 from ulpscope.explain import Coverage, explain
-from ulpscope.judge import Trail, judge_call, operand_format, rules_named
+from ulpscope.judge import Trail, bands_of, judge_call, operand_format, rules_named
 from ulpscope.match import Mapping, Overlap, match_calls, match_steps, read_mapping
 from ulpscope.measure import histograms, measure_slot
 from ulpscope.model import (
+    Bands,
     CallRecord,
     Comparison,
     DType,
@@ -29,18 +30,23 @@ from ulpscope.model import (
     Histogram,
     JudgedCall,
     Measurement,
+    OperandFormat,
     Pair,
+    PairReplay,
     Run,
     SlotPair,
+    SystemicPrecision,
     TensorRecord,
 )
 from ulpscope.store import open_run
+from ulpscope.workflows.replaying import Replaying, ReplayMode
 
 __all__ = ["compare_runs"]
 
 _LARGE = 1 << 14
 _MOST_THREADS = 8
 _SHARE = 1000
+_FORMAT_NAMES: dict[str, OperandFormat] = {"float16": "float16", "bfloat16": "bfloat16"}
 
 
 def compare_runs(
@@ -49,6 +55,9 @@ def compare_runs(
     *,
     rules: str = "derived",
     mapping: str | Path | None = None,
+    replay: ReplayMode = "needed",
+    replay_seconds: float = 600.0,
+    repeat: Run | str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
     """Compare two runs, given as paths or as open runs.
@@ -57,7 +66,10 @@ def compare_runs(
     >>> [finding.headline for finding in comparison.faults]  # doctest: +SKIP
     ['first contributed error: layers.1.mlp  gelu (call 1, forward, output 0), step 0, rank 0']
 
-    `mapping` is a file of rules for renamed modules and calls; `progress` is told how much of the whole is done.
+    `mapping` is a file of rules for renamed modules and calls; `progress` is told how much of the whole is done. `replay` says which
+    calls are run again in a higher precision on their own inputs: what differs until the cause is found (`needed`), everything that
+    differs (`all`) or nothing (`none`), for `replay_seconds` at most. `repeat` is the reference recorded once more: what differs as much
+    between those two is not deterministic, and no fault.
     """
     started = time.perf_counter()
     rules_named(rules)
@@ -65,15 +77,20 @@ def compare_runs(
     ours, theirs = _opened(subject), _opened(reference)
     overlap = match_steps(ours, theirs)
     pool = ThreadPoolExecutor(max_workers=min(_MOST_THREADS, _num_cores()), thread_name_prefix="ulpscope-measure")
+    replaying = Replaying(ours, theirs, replay if rules == "derived" else "none", replay_seconds)
+    replays: list[PairReplay | None] = []
     try:
-        judged = list(_judge_steps(ours, theirs, overlap.common, names, rules, progress or _silent, pool))
+        bands = None if repeat is None else _bands(theirs, _opened(repeat), rules, pool)
+        steps = _judge_steps(ours, theirs, overlap.common, names, rules, progress or _silent, pool, replaying, replays, bands)
+        judged = list(steps)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     _check_common(judged, ours, theirs)
-    operands = operand_format(judged)
-    if operands is not None:
-        judged = _judge_again(judged, rules, operands)
-    coverage = replace(_coverage(ours, theirs, overlap), operands=operands)
+    precision = replaying.precision
+    if not precision and (operands := operand_format(judged)) is not None:
+        judged = _judge_again(judged, replays, rules, operands, bands)
+        precision = (SystemicPrecision(family="matrix product", operands=_FORMAT_NAMES[operands.name]),)
+    coverage = replace(_coverage(ours, theirs, overlap), precision=precision, replay=replaying.notes, bands=bands)
     calls, findings = explain(judged, ours.info, theirs.info, coverage, subject_path=str(ours.path))
     return Comparison(
         subject=ours.info,
@@ -84,6 +101,7 @@ def compare_runs(
         findings=tuple(_with_histograms(finding, calls, ours, theirs) for finding in findings),
         calls=calls,
         elapsed_s=time.perf_counter() - started,
+        precision=precision,
     )
 
 
@@ -107,31 +125,54 @@ def _judge_steps(
     rules: str,
     progress: Callable[[int, int], None],
     pool: Executor,
+    replaying: Replaying,
+    replays: list[PairReplay | None],
+    bands: Bands | None,
 ) -> Iterator[JudgedCall]:
     trails: dict[int, Trail] = {}
     stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
     for at, (rank, step) in enumerate(parts):
-        trail = trails.setdefault(rank, Trail())
+        trail = trails.setdefault(rank, Trail(bands=bands))
         trail.begin_step(step)
         pairs = match_calls(
             _sharing_stacks(subject.records(rank, step), stacks), _sharing_stacks(reference.records(rank, step), stacks), mapping
         )
         measure = _Measuring(subject, reference, rank, step, pairs, pool)
+        replaying.begin_step(rank, pairs)
         for done, pair in enumerate(pairs):
-            yield judge_call(pair, [measure(slot) for slot in pair.slots], rules, trail)
+            measurements = [measure(slot) for slot in pair.slots]
+            replays.append(replaying(pair, measurements))
+            trail.operands = replaying.coarsest_operands(rank) or trail.operands
+            judged = judge_call(pair, measurements, rules, trail, replays[-1])
+            if _is_divergence(judged):
+                replaying.settle(rank)
+            yield judged
             progress(at * _SHARE + (done + 1) * _SHARE // len(pairs), len(parts) * _SHARE)
 
 
-def _judge_again(judged: Sequence[JudgedCall], rules: str, operands: DType) -> list[JudgedCall]:
+def _is_divergence(call: JudgedCall) -> bool:
+    return call.pair.record.phase != "start" and any(slot.verdict.level == "differs" for slot in call.slots)
+
+
+def _bands(reference: Run, repeat: Run, rules: str, pool: Executor) -> Bands:
+    """How far the reference is from a repeat of itself, call by call."""
+    common = match_steps(reference, repeat).common
+    idle = Replaying(reference, repeat, "none")
+    return bands_of(list(_judge_steps(reference, repeat, common, None, rules, _silent, pool, idle, [], None)))
+
+
+def _judge_again(
+    judged: Sequence[JudgedCall], replays: Sequence[PairReplay | None], rules: str, operands: DType, bands: Bands | None
+) -> list[JudgedCall]:
     """Judge the same measurements with the yardstick of a machine that rounds the operands of matrix products."""
     trails: dict[int, Trail] = {}
     again: list[JudgedCall] = []
-    for call in judged:
+    for call, replay in zip(judged, replays, strict=True):
         record = call.pair.record
-        trail = trails.setdefault(record.rank, Trail(operands=operands))
+        trail = trails.setdefault(record.rank, Trail(operands=operands, bands=bands))
         if trail.step != record.step:
             trail.begin_step(record.step)
-        again.append(judge_call(call.pair, [slot.measurement for slot in call.slots], rules, trail))
+        again.append(judge_call(call.pair, [slot.measurement for slot in call.slots], rules, trail, replay))
     return again
 
 

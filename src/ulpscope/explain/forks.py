@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large differences that no call is to blame for: a decision on a near tie, or rounding that an ill-conditioned call magnifies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isfinite
+
+from ulpscope.explain.contributions import entered
+from ulpscope.explain.views import StepView
+from ulpscope.explain.wording import at_place, call_text, count, difference_line, finding_at, number
+from ulpscope.model import Finding, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement
+
+__all__ = ["remark_on_amplification", "remark_on_forks"]
+
+
+def remark_on_forks(views: Sequence[StepView]) -> list[Finding]:
+    """The first decision that fell the other way, with the size of what tipped it."""
+    found = list(_judged_by(views, "fork"))
+    if not found:
+        return []
+    call, slot = found[0]
+    record = call.pair.record
+    headline = f"a decision falls the other way on a near tie: {call_text(record, slot.pair.slot)}, {at_place(record)}"
+    evidence = [_flipped(slot), f"what enters differs by {number(_apart(call))} of its size", slot.verdict.reason]
+    if len(found) > 1:
+        evidence.append(f"{count(len(found) - 1, 'other result')} of the kind")
+    advice = "what follows took another path and need not agree; judge it by each side's own inputs (--replay all)"
+    return [finding_at("note", "fork", headline, call, slot, evidence, advice)]
+
+
+def remark_on_amplification(views: Sequence[StepView]) -> list[Finding]:
+    """The call that magnifies honest differences most."""
+    found = [(_gain(call, slot), call, slot) for call, slot in _judged_by(views, "amplified") if slot.subject is not None]
+    if not found:
+        return []
+    gain, call, slot = max(found, key=lambda one: one[0])
+    record = call.pair.record
+    headline = f"rounding is magnified, no call is to blame: most by {call_text(record, slot.pair.slot)}, {at_place(record)}"
+    evidence = [difference_line(slot), f"{number(gain)} times the difference of what enters", slot.verdict.reason]
+    return [finding_at("note", "amplified", headline, call, slot, evidence)]
+
+
+def _judged_by(views: Sequence[StepView], rule: str) -> Iterator[tuple[JudgedCall, JudgedSlot]]:
+    return ((call, slot) for view in views for call in view.calls for slot in call.slots if slot.verdict.rule == rule)
+
+
+def _flipped(slot: JudgedSlot) -> str:
+    measurement = slot.measurement
+    if isinstance(measurement, TensorMeasurement):
+        return f"{measurement.num_different} of {count(measurement.numel, 'element')} differ"
+    return slot.verdict.reason
+
+
+def _apart(call: JudgedCall) -> float:
+    found = [slot.measurement for slot in entered(call)]
+    return max((one.distance for one in found if isinstance(one, (TensorMeasurement, SummaryMeasurement))), default=0.0)
+
+
+def _gain(call: JudgedCall, slot: JudgedSlot) -> float:
+    before, after = _apart(call), slot.measurement.distance if isinstance(slot.measurement, TensorMeasurement) else 0.0
+    return after / before if before and isfinite(after) and isfinite(before) else 0.0

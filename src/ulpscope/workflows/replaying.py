@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls of a comparison are replayed, and how: both sides on their own inputs, in execution order, within a time limit.
+
+`needed` replays what differs until a fault is found; `all` everything that differs; `none` nothing. A machine that rounds the operands of
+its matrix products is recognised from several calls of a family before one of them is blamed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from math import inf
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ulpscope.judge import argument_differences, multiple_of, product_family, replay_limits
+from ulpscope.model import (
+    DTYPES,
+    Arguments,
+    CallRecord,
+    CallReplay,
+    DType,
+    Measurement,
+    NotMeasured,
+    OperandFormat,
+    Pair,
+    PairReplay,
+    Run,
+    Side,
+    SlotReplay,
+    SystemicPrecision,
+    TensorData,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from ulpscope.model import Slot
+    from ulpscope.replay import Program
+
+__all__ = ["ReplayMode", "Replaying"]
+
+ReplayMode: TypeAlias = Literal["needed", "all", "none"]
+_SAMPLE = 8
+_ALIKE: dict[OperandFormat | None, OperandFormat] = {"float16": "tf32", "tf32": "float16"}
+"""Formats of the same precision: only values at the end of a range tell them apart."""
+_FORMATS: dict[OperandFormat, DType] = {"float16": DTYPES["float16"], "tf32": DTYPES["float16"], "bfloat16": DTYPES["bfloat16"]}
+
+
+@dataclass(slots=True)
+class _Side:
+    """What is known of one side while its calls pass by."""
+
+    run: Run
+    operands: dict[str, OperandFormat | None] = field(default_factory=dict)
+    forward: dict[Hashable, CallRecord] = field(default_factory=dict)
+    backward: dict[Hashable, list[CallRecord]] = field(default_factory=dict)
+    parameters: list[CallRecord] = field(default_factory=list)
+    stepped: dict[str, CallRecord] = field(default_factory=dict)
+
+    def reader(self, record: CallRecord) -> Callable[[str], TensorData]:
+        return lambda content: self.run.tensor(record.rank, record.step, content)
+
+    def begin_step(self) -> None:
+        self.forward.clear()
+        self.backward.clear()
+        self.parameters.clear()
+
+    def stepped_before(self, record: CallRecord) -> CallRecord | None:
+        """The same optimizer's step just before this one."""
+        before = self.stepped.get(str(record.call))
+        return before if before is not None and before.step == record.step - 1 else None
+
+    def pass_by(self, record: CallRecord) -> None:
+        if record.phase == "forward":
+            self.forward[_key(record)] = record
+        elif record.phase == "backward":
+            self.backward.setdefault(_key(record), []).append(record)
+        elif record.phase == "start" and record.call.op == "state.parameters":
+            self.parameters.append(record)
+        elif record.phase == "optimizer":
+            self.stepped[str(record.call)] = record
+
+
+class Replaying:
+    """Replays the pairs of one comparison; `settle` says that a fault is found."""
+
+    def __init__(self, subject: Run, reference: Run, mode: ReplayMode = "needed", seconds: float = 600.0) -> None:
+        self.why_not = "" if mode != "none" else "replay is switched off"
+        if mode != "none" and find_spec("torch") is None:
+            self.why_not = "torch is not installed here"
+        self._replayed, self._left_out, self._missed = 0, 0, 0
+        self._refused: Counter[str] = Counter()
+        self._mode = mode
+        self._deadline = time.monotonic() + seconds
+        self._seconds = seconds
+        self._settled: set[int] = set()
+        self._subjects: dict[int, _Side] = {}
+        self._references: dict[int, _Side] = {}
+        self._runs = (subject, reference)
+        self._pairs: Sequence[Pair] = ()
+
+    @property
+    def precision(self) -> tuple[SystemicPrecision, ...]:
+        """The formats that were recognised, each side and family once."""
+        sides: tuple[tuple[Side, dict[int, _Side]], ...] = (("subject", self._subjects), ("reference", self._references))
+        found = {
+            (name, family): SystemicPrecision(family=family, operands=operands, side=name)
+            for name, ranks in sides
+            for side in ranks.values()
+            for family, operands in side.operands.items()
+            if operands is not None
+        }
+        return tuple(found.values())
+
+    def coarsest_operands(self, rank: int) -> DType | None:
+        sides = (side for side in (self._subjects.get(rank), self._references.get(rank)) if side is not None)
+        found = [_FORMATS[one] for side in sides for one in side.operands.values() if one is not None]
+        return max(found, key=lambda one: one.eps, default=None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not replayed although it would have helped, and why."""
+        notes = []
+        if self._missed:
+            notes.append(f"{self.why_not}: {_calls(self._missed)} judged by the distance of the two sides only")
+        if self._left_out:
+            done, left = _calls(self._replayed), _calls(self._left_out)
+            notes.append(f"replay stopped after {self._seconds:g} s: {done} replayed, {left} judged without; see --replay-limit")
+        if many := self._refused.total():
+            reason, times = self._refused.most_common(1)[0]
+            what = "judged by the distance of the two sides: they could not be run again"
+            notes.append(f"{_calls(many)} {what} (most often, {times} times: {reason[:160]})")
+        return tuple(notes)
+
+    def settle(self, rank: int) -> None:
+        self._settled.add(rank)
+
+    def begin_step(self, rank: int, pairs: Sequence[Pair]) -> None:
+        self._pairs = pairs
+        for side in self._sides(rank):
+            side.begin_step()
+
+    def __call__(self, pair: Pair, measurements: Sequence[Measurement]) -> PairReplay | None:
+        """Both sides of a pair, replayed; None where that is not needed or not possible."""
+        sides = self._sides(pair.record.rank)
+        try:
+            return self._replay(pair, sides) if self._is_needed(pair, measurements) else None
+        finally:
+            for record, side in zip((pair.subject, pair.reference), sides, strict=True):
+                if record is not None:
+                    side.pass_by(record)
+
+    def _sides(self, rank: int) -> tuple[_Side, _Side]:
+        return (
+            self._subjects.setdefault(rank, _Side(self._runs[0])),
+            self._references.setdefault(rank, _Side(self._runs[1])),
+        )
+
+    def _is_needed(self, pair: Pair, measurements: Sequence[Measurement]) -> bool:
+        record = pair.record
+        if pair.subject is None or pair.reference is None or record.phase == "start" or record.level == "module":
+            return False
+        if record.rank in self._settled and self._mode == "needed":
+            return False
+        measured = zip(pair.slots, measurements, strict=True)
+        made = [(slot, found) for slot, found in measured if not record.receives(slot.slot)]
+        apart = [slot for slot, found in made if isinstance(found, NotMeasured) or found.equal is not True]
+        if not any(slot.subject and slot.reference and slot.subject.content and slot.reference.content for slot in apart):
+            return False
+        if self.why_not:
+            self._missed += 1
+            return False
+        if time.monotonic() > self._deadline:
+            self._left_out += 1
+            return False
+        return True
+
+    def _replay(self, pair: Pair, sides: tuple[_Side, _Side]) -> PairReplay:
+        self._replayed += 1
+        records = (record for record in (pair.subject, pair.reference) if record is not None)
+        ours, theirs = (self._replay_side(record, side) for record, side in zip(records, sides, strict=True))
+        self._refused.update({one.why_not for one in (ours, theirs) if one.why_not and not one.is_random})
+        exchanged = self._exchanged(pair, sides) if ours.slots else None
+        return PairReplay(subject=ours, reference=theirs, arguments=exchanged)
+
+    def _replay_side(self, record: CallRecord, side: _Side) -> CallReplay:
+        family = product_family(record)
+        if family is None:
+            return _replay(record, side, None)
+        replayed = _replay(record, side, side.operands.get(family))
+        if family not in side.operands and _is_beyond(replayed):
+            side.operands[family] = self._recognise(family, side)
+            replayed = _replay(record, side, side.operands[family]) if side.operands[family] else replayed
+        alike = _ALIKE.get(side.operands.get(family))
+        return _better(replayed, _replay(record, side, alike)) if alike and _is_beyond(replayed) else replayed
+
+    def _recognise(self, family: str, side: _Side) -> OperandFormat | None:
+        """The format that a family's operands are rounded to on one side, from calls spread over the step in both directions."""
+        from ulpscope.replay import effective_operands
+
+        which = "subject" if side.run is self._runs[0] else "reference"
+        records = [record for pair in self._pairs if (record := getattr(pair, which)) is not None]
+        whole = _Side(side.run, forward={_key(record): record for record in records if record.phase == "forward"})
+        found = []
+        for phase in ("forward", "backward"):
+            members = [record for record in records if record.phase == phase and product_family(record) == family]
+            found += [_told(record, whole) for record in members[:: max(1, len(members) // _SAMPLE)][:_SAMPLE]]
+        return effective_operands([one for one in found if not isinstance(one, str)])
+
+    def _exchanged(self, pair: Pair, sides: tuple[_Side, _Side]) -> CallReplay | None:
+        """What the reference's arguments make of the subject's tensors, against the subject's own exact result."""
+        called = _forward_pair(pair, sides)
+        if called is None or called.subject is None or called.reference is None or not _differ_in_arguments(called):
+            return None
+        if called.subject.call.op != called.reference.call.op:
+            return CallReplay(why_not="another operation")
+        arguments = called.reference.arguments
+        return _attempt(lambda: _exchange(pair.record, arguments, sides[0]))
+
+
+def _calls(many: int) -> str:
+    return f"{many} call{'' if many == 1 else 's'}"
+
+
+def _forward_pair(pair: Pair, sides: tuple[_Side, _Side]) -> Pair | None:
+    """The records that hold the arguments of a pair: itself, or the forward calls of a backward one."""
+    if pair.record.phase != "backward":
+        return pair
+    records = [side.forward.get(_key(record)) for side, record in zip(sides, (pair.subject, pair.reference), strict=True) if record]
+    return replace(pair, subject=records[0], reference=records[1], slots=()) if len(records) == 2 and all(records) else None
+
+
+def _differ_in_arguments(pair: Pair) -> bool:
+    elsewhere = ("strides of", "dtype of", "shape of", "requires_grad of", "mode ")
+    return any(not one.what.startswith(elsewhere) for one in argument_differences(pair))
+
+
+def _key(record: CallRecord) -> Hashable:
+    return record.level, record.call, record.module
+
+
+def _attempt(replay: Callable[[], CallReplay]) -> CallReplay:
+    """A call that cannot be replayed is judged otherwise; whatever goes wrong in somebody's operation is such a case."""
+    try:
+        return replay()
+    except Exception as error:
+        return CallReplay(why_not=str(error) or type(error).__name__)
+
+
+def _replay(record: CallRecord, side: _Side, operands: OperandFormat | None) -> CallReplay:
+    def replay() -> CallReplay:
+        from ulpscope.replay import Yardstick, has_free_signs, is_random, with_signs_of
+
+        recorded = _results(record, side)
+        slots: list[SlotReplay] = []
+        for program in _programs(record, side):
+            if is_random(program):
+                return CallReplay(is_random=True, why_not="it draws random numbers")
+            yardstick = Yardstick(program, operands=operands)
+            if has_free_signs(record.call):
+                recorded = with_signs_of(record.call, recorded, yardstick.exact())
+            slots += yardstick.measure(recorded, enough=replay_limits)
+        return CallReplay(slots=tuple(slots), operands=operands)
+
+    return _attempt(replay)
+
+
+def _exchange(record: CallRecord, arguments: Arguments | None, side: _Side) -> CallReplay:
+    from ulpscope.replay import Yardstick
+
+    exchanged = {slot: value for program in _programs(record, side, arguments) for slot, value in Yardstick(program).exact().items()}
+    slots = [one for program in _programs(record, side) for one in Yardstick(program).measure(exchanged, enough=replay_limits)]
+    return CallReplay(slots=tuple(slots))
+
+
+def _is_beyond(replay: CallReplay) -> bool:
+    return any(multiple_of(slot) > 1 for slot in replay.slots)
+
+
+def _better(one: CallReplay, other: CallReplay) -> CallReplay:
+    return min((one, other), key=lambda replay: max((multiple_of(slot) for slot in replay.slots), default=inf))
+
+
+def _told(record: CallRecord, side: _Side) -> tuple[Program, Mapping[Slot, torch.Tensor]] | str:
+    try:
+        return next(_programs(record, side)), _results(record, side)
+    except Exception as error:
+        return str(error)
+
+
+def _results(record: CallRecord, side: _Side) -> Mapping[Slot, torch.Tensor]:
+    from ulpscope.replay import recorded_results
+
+    return recorded_results(record, side.reader(record))
+
+
+def _programs(record: CallRecord, side: _Side, arguments: Arguments | None = None) -> Iterator[Program]:
+    """The call itself; of an optimizer's step one program for each parameter, so that memory stays that of the largest."""
+    from ulpscope.replay import (
+        NotReplayable,
+        backward_program,
+        forward_program,
+        has_free_signs,
+        optimizer_program,
+        stepped_parameters,
+    )
+
+    read = side.reader(record)
+    if record.phase == "forward":
+        yield forward_program(record, read, arguments=arguments)
+    elif record.phase == "backward":
+        forward = side.forward.get(_key(record))
+        if forward is None:
+            raise NotReplayable("its forward call was not recorded")
+        if has_free_signs(record.call):
+            raise NotReplayable("the signs of its results are free, and so are those of its gradients")
+        yield backward_program(forward, record, read, arguments=arguments, earlier=side.backward.get(_key(record), ()))
+    else:
+        before = side.stepped_before(record)
+        step = record if arguments is None else replace(record, arguments=arguments)
+        for name in stepped_parameters(step):
+            yield optimizer_program(
+                step,
+                read,
+                parameters=side.parameters,
+                previous=before,
+                read_previous=side.reader(before) if before else None,
+                names=(name,),
+            )

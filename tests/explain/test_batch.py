@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches that differ, and where else they are found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.explain.programs import compared, views_of
+from tests.match.building import Where, train
+from ulpscope.explain.batch import clue_batch, explain_batch
+from ulpscope.model import Comparison, Finding
+from ulpscope.workflows.comparing import compare_runs
+
+
+def batch_fault(comparison: Comparison) -> Finding:
+    found = explain_batch(views_of(comparison)[0])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("keep", ["tensors", "statistics"])
+def test_a_batch_that_the_program_draws_with_another_seed(keep: str) -> None:
+    comparison = compared({"data": 1}, {"data": 2}, keep=keep)
+    assert batch_fault(comparison).headline == "the batches differ: input 0, step 0, rank 0"
+
+
+def test_a_loader_that_is_one_batch_ahead() -> None:
+    comparison = compare_runs(_shifted(1), train(steps=(0, 1, 2)))
+    assert clue_batch(batch_fault(comparison), views_of(comparison)) == ["the subject's batch is the reference's of step 1, rank 0"]
+
+
+def test_all_ranks_read_the_same_batch() -> None:
+    def same(where: Where, value: np.ndarray) -> np.ndarray:
+        return np.ones_like(value) if where.op == "state.batch" else value
+
+    comparison = compare_runs(train(ranks=(0, 1), change=same), train(ranks=(0, 1)))
+    assert clue_batch(batch_fault(comparison), views_of(comparison)) == [
+        "all 2 ranks of the subject were given the same batch; in the reference each has its own"
+    ]
+
+
+def test_other_faults_have_no_such_clue() -> None:
+    fault = Finding(level="fault", kind="calls", headline="", step=0, rank=0)
+    assert clue_batch(fault, views_of(compare_runs(_shifted(1), train(steps=(0, 1, 2))))) == []
+
+
+def _shifted(by: int):  # type: ignore[no-untyped-def]
+    data = np.random.default_rng(1)
+    batches = []
+    for _ in range(3 + by):
+        batches.append(data.standard_normal((32, 16)).astype("f4"))
+        data.standard_normal((32, 16))
+
+    def change(where: Where, value: np.ndarray) -> np.ndarray:
+        return batches[where.step + by] if where.op == "state.batch" else value
+
+    return train(steps=(0, 1, 2), change=change)
