@@ -57,6 +57,8 @@ def test_a_fault_is_exit_code_1(asked: Asked) -> None:
         "reference": Path("runs/gpu"),
         "rules": "derived",
         "mapping": None,
+        "replay": "needed",
+        "replay_seconds": 600.0,
         "progress": None,
     }
 
@@ -74,21 +76,48 @@ def test_rules_and_mapping_are_handed_on(asked: Asked) -> None:
     assert compare("a", "b", "--rules", "folklore").exit_code == 2
 
 
+def test_how_to_replay_is_handed_on(asked: Asked) -> None:
+    compare("a", "b", "--replay", "all", "--replay-limit", "2.5", "--repeat", "c")
+    assert (asked.words["replay"], asked.words["replay_seconds"], asked.words["repeat"]) == ("all", 2.5, Path("c"))
+    assert compare("a", "b", "--replay", "some").exit_code == 2
+    assert compare("a", "b", "--replay-limit", "-1").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["a"], "give the run to compare with: REFERENCE, or --baseline FILE"),
+        (["a", "b", "--baseline", "f"], "give either REFERENCE or --baseline, not both"),
+        (["a", "--baseline", "f", "--repeat", "c"], "--repeat is REFERENCE recorded once more, so it needs REFERENCE"),
+        (["a", "b", "--update"], "--update writes a baseline, so it needs --baseline FILE"),
+        (["a", "--baseline", "f", "--update", "--html", "h"], "--update judges nothing, so there is nothing to write for --html"),
+        (["a", "--baseline", "f", "--update", "--repro", "r"], "--update judges nothing, so there is nothing to write for --repro"),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(words: list[str], sentence: str, asked: Asked) -> None:
+    result = compare(*words)
+    assert (result.exit_code, result.stdout, asked.words) == (2, "", {})
+    assert f"Error: {sentence}" in result.stderr
+
+
 def test_quiet_says_nothing(asked: Asked) -> None:
     result = compare("a", "b", "--quiet")
     assert (result.exit_code, result.output) == (1, "")
 
 
 def test_every_report_is_written(asked: Asked, tmp_path: Path) -> None:
-    options = [word for kind in ("json", "html", "csv", "xlsx", "parquet") for word in (f"--{kind}", tmp_path / f"report.{kind}")]
-    assert compare("a", "b", *options).exit_code == 1
+    kinds = ("json", "html", "csv", "xlsx", "parquet", "junit")
+    options = [word for kind in kinds for word in (f"--{kind}", tmp_path / f"report.{kind}")]
+    assert compare("a", "b", *options, "--github-summary", tmp_path / "report.md").exit_code == 1
     num_rows = sum(len(call.slots) for call in asked.answer.calls)
     assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "diverges"
     assert "<html" in (tmp_path / "report.html").read_text()
     assert len((tmp_path / "report.csv").read_text().splitlines()) == num_rows + 1
     assert openpyxl.load_workbook(tmp_path / "report.xlsx").worksheets[0].max_row == num_rows + 1
     assert pyarrow.parquet.read_table(tmp_path / "report.parquet").num_rows == num_rows
-    assert len(list(tmp_path.iterdir())) == 5
+    assert "<testcase" in (tmp_path / "report.junit").read_text()
+    assert "diverges" in (tmp_path / "report.md").read_text()
+    assert len(list(tmp_path.iterdir())) == 7
 
 
 def test_json_on_stdout_is_nothing_but_json(asked: Asked) -> None:
@@ -97,7 +126,7 @@ def test_json_on_stdout_is_nothing_but_json(asked: Asked) -> None:
     assert len(json.loads(result.stdout)["pairs"]) == sum(len(call.slots) for call in asked.answer.calls)
 
 
-@pytest.mark.parametrize("kind", ["json", "html", "csv", "xlsx", "parquet"])
+@pytest.mark.parametrize("kind", ["json", "html", "csv", "xlsx", "parquet", "junit"])
 def test_a_place_that_cannot_be_written_is_said_before_the_work(kind: str, asked: Asked, tmp_path: Path) -> None:
     result = compare("a", "b", f"--{kind}", tmp_path / "missing" / "report")
     assert result.exit_code == 2
@@ -105,16 +134,30 @@ def test_a_place_that_cannot_be_written_is_said_before_the_work(kind: str, asked
     assert asked.words == {}
 
 
-@pytest.mark.parametrize(("kind", "module"), [("xlsx", "xlsxwriter"), ("parquet", "pyarrow")])
+@pytest.mark.parametrize(
+    ("kind", "module", "extra"), [("xlsx", "xlsxwriter", "xlsx"), ("parquet", "pyarrow", "parquet"), ("repro", "torch", "torch")]
+)
 def test_a_missing_package_is_said_before_the_work(
-    kind: str, module: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, module: str, extra: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ulpscope.cli.compare.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, module, None)
     result = compare("a", "b", f"--{kind}", tmp_path / "report")
     assert result.exit_code == 2
-    assert f"pip install 'ulpscope[{kind}]'" in result.stderr
+    assert f"pip install 'ulpscope[{extra}]'" in result.stderr
     assert asked.words == {}
+
+
+def test_without_torch_there_is_an_answer_and_no_repro(runs: Path, tmp_path: Path) -> None:
+    hidden = (
+        "import importlib.util as u; found = u.find_spec; u.find_spec = lambda name, *rest: None if name == 'torch' else found(name, *rest)"
+    )
+    code = f"import sys; sys.modules['torch'] = None; {hidden}; from ulpscope.cli import cli; cli()"
+    words = ["compare", runs / "bad", runs / "good", "--html", tmp_path / "page.html"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "mlp  gelu (call 0, forward, output 0)" in done.stdout
+    assert not (tmp_path / "page_repro").exists()
 
 
 def test_two_real_runs_name_the_culprit(runs: Path, tmp_path: Path) -> None:
@@ -126,6 +169,27 @@ def test_two_real_runs_name_the_culprit(runs: Path, tmp_path: Path) -> None:
     assert first["source"]["line"] == 41
     assert "gelu" in done.stdout
     assert "train.py:41 in forward: x = functional.gelu(x)" in done.stdout
+
+
+def test_a_repro_goes_beside_the_page_or_where_it_is_asked_for(runs: Path, tmp_path: Path) -> None:
+    result = compare(runs / "bad", runs / "good", "--html", tmp_path / "page.html", "--json", tmp_path / "report.json")
+    script = tmp_path / "page_repro" / "gelu_0.py"
+    assert f"  repro: {script}\n" in result.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["findings"][0]["repro"] == str(script)
+    assert f"repro: {script}" in (tmp_path / "page.html").read_text()
+    assert subprocess.run([sys.executable, script], capture_output=True).returncode == 1
+    assert "repro: " not in compare(runs / "bad", runs / "good").stdout
+    assert f"repro: {tmp_path / 'there' / 'gelu_0.py'}" in compare(runs / "bad", runs / "good", "--repro", tmp_path / "there").stdout
+    assert compare(runs / "same", runs / "good", "--repro", tmp_path / "none").exit_code == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_why_there_is_no_repro_is_said_where_one_was_asked_for(tmp_path: Path) -> None:
+    for name, scale in (("good", 1.0), ("bad", 1.01)):
+        write_run(tmp_path / name, scale=scale, keep="statistics")
+    sides = (tmp_path / "bad", tmp_path / "good")
+    assert "no repro: the values of input.0 were not kept" in compare(*sides, "--repro", tmp_path / "r").stdout
+    assert "no repro" not in compare(*sides, "--html", tmp_path / "page.html").stdout
 
 
 def test_two_equal_runs_are_exit_code_0(runs: Path) -> None:
@@ -158,7 +222,7 @@ def test_a_machine_of_reduced_precision_is_one_note_and_no_fault(keep: str, tmp_
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["verdict"] == "rounding"
     assert [finding["kind"] for finding in report["findings"]] == ["precision"]
-    assert "about 11 significant bits (float16 or TF32 operands)" in done.stdout
+    assert "about 11 significant bits" in done.stdout
     assert ulpscope_command("compare", "cpu", "cpu", cwd=tmp_path).stdout.startswith("same: ")
 
 
@@ -172,10 +236,10 @@ def test_what_is_no_run_is_one_sentence(paths: tuple[str, str], runs: Path) -> N
 
 def test_a_terminal_sees_colours_and_a_pipe_does_not(runs: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm-256color", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "ulpscope", "compare", str(runs / "bad"), str(runs / "good")]
+    command = [sys.executable, "-m", "ulpscope", "compare", str(runs / "bad"), str(runs / "good"), "--replay", "none"]
     assert b"\x1b[1;31mdiverges" in on_a_terminal(command, environment)
     assert b"\x1b[1;31m" not in on_a_terminal(command, environment | {"NO_COLOR": "1"})
-    assert "\x1b" not in ulpscope_command("compare", runs / "bad", runs / "good", env={"TERM": "xterm-256color"}).stdout
+    assert "\x1b" not in ulpscope_command(*command[3:], env={"TERM": "xterm-256color"}).stdout
 
 
 @pytest.mark.parametrize(("patience", "is_shown"), [(-1, True), (1000, False)])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ulpscope
+from ulpscope.model import NonFinite
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,9 @@ import ulpscope
     [
         ({"level": "layer"}, "level='layer' is not known; choose one of api, module, both, op"),
         ({"keep": "everything"}, "keep='everything' is not known; choose one of fingerprint, statistics, tensors"),
-        ({"watch": "nonfinite"}, "watch='nonfinite' is not available in this version"),
+        ({"watch": "everything"}, "watch='everything' is not known; write watch='nonfinite', or watch=ulpscope.NonFinite(...)"),
+        ({"watch": "nonfinite", "level": "op"}, "looks at calls or modules, not at level='op'"),
+        ({"watch": NonFinite(limit=0)}, "a number of faults from 1 up"),
         ({"steps": [-1]}, "steps are whole numbers from 0 up"),
         ({"select": "re:("}, "is not a regular expression"),
     ],

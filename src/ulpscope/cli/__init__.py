@@ -22,7 +22,11 @@ __all__ = ["cli"]
 _COMMANDS = {
     "run": "Record a training script without changing it.",
     "compare": "Compare two runs and name the first divergence.",
+    "refine": "Choose the calls to record again with their values.",
+    "nonfinite": "Name the call that made the first inf or NaN.",
     "show": "Show what a run recorded.",
+    "watch": "Draw the curves of a watched run while it trains.",
+    "compare-health": "Compare two watched runs: the step at which they part.",
     "demo": "Record, break and compare a tiny model, right here.",
 }
 
@@ -36,7 +40,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"ulpscope.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"ulpscope.cli.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -108,8 +108,9 @@ def _compare(folder: Path) -> Comparison:
     from ulpscope.report.console import render_comparison
     from ulpscope.report.html import write_html
     from ulpscope.workflows.comparing import compare_runs
+    from ulpscope.workflows.reproducing import with_repro
 
-    comparison = compare_runs(folder / "subject", folder / "reference")
+    comparison = with_repro(compare_runs(folder / "subject", folder / "reference"), folder / "report_repro", is_asked_for=False)
     render_comparison(comparison, open_console())
     write_html(comparison, folder / "report.html")
     return comparison

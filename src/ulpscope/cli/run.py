@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,6 +16,7 @@ _EPILOG = """
 \b
 Examples:
   ulpscope run --into runs/a train.py --epochs 1
+  ulpscope run --into runs/a --watch nonfinite train.py
   ulpscope run --into runs/a --keep tensors --steps 0-1 --seed 1 --deterministic -m package.train
   ulpscope run --into runs/a --keep tensors --select 'module:layers.1' --select '!*/Tensor.view*' train.py
   torchrun --nproc-per-node 2 -m ulpscope run --into runs/a train.py
@@ -74,6 +77,14 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.option(
     "--max-bytes", callback=_size, metavar="SIZE", help="Keep at most this much of tensors per rank, as in 20GB; statistics go on."
 )
+@click.option(
+    "--watch",
+    type=click.Choice(["nonfinite", "health"]),
+    help="Not record but watch: nonfinite keeps the call that makes inf or NaN, health statistics of gradients and weights.",
+)
+@click.option("--watch-limit", type=click.IntRange(min=0), default=1, show_default=True, metavar="N", help="Stop after N; 0 for never.")
+@click.option("--watch-raise", is_flag=True, help="Raise an error in the script where inf or NaN was made.")
+@click.option("--watch-calls", is_flag=True, help="Watch every call on an accelerator too, not every module: dearer, and names the call.")
 @click.option("--seed", type=int, help="Seed Python, NumPy and torch before the script starts.")
 @click.option("--deterministic", is_flag=True, help="Ask torch for deterministic kernels.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
@@ -87,6 +98,10 @@ def run(
     ranks: list[int] | None,
     select: tuple[str, ...],
     max_bytes: int | None,
+    watch: str | None,
+    watch_limit: int,
+    watch_raise: bool,
+    watch_calls: bool,
     seed: int | None,
     deterministic: bool,
     is_module: bool,
@@ -95,24 +110,44 @@ def run(
 ) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record it.
 
-    A step ends with each optimizer step. The exit code is the script's own.
+    A step ends with each optimizer step. The exit code is the script's own. With --watch nonfinite nothing is recorded
+    until a call makes inf or NaN, which is then named at the end.
     """
-    from ulpscope.workflows.capturing import Capture
     from ulpscope.workflows.running import make_comparable, run_script
 
-    capture = Capture.of_script(into, seed=seed, keep=keep, level=level, steps=steps, ranks=ranks, select=select, max_bytes=max_bytes)
     make_comparable(seed, deterministic=deterministic)
+    if watch == "health":
+        from ulpscope.workflows.watching import watch_script
+
+        sys.exit(run_script(script, list(arguments), watch_script(into), is_module=is_module))
+    options: dict[str, Any] = {"keep": keep, "level": level, "steps": steps, "ranks": ranks, "select": select, "max_bytes": max_bytes}
+    if watch == "nonfinite":
+        from ulpscope.model import NonFinite
+
+        options["watch"] = NonFinite(limit=watch_limit or None, raise_error=watch_raise, calls=True if watch_calls else None)
+    from ulpscope.workflows.capturing import Capture
+
+    capture = Capture.of_script(into, seed=seed, **options)
     code = run_script(script, list(arguments), capture, is_module=is_module)
-    if os.environ.get("RANK", "0") == "0":
-        _say_what_came(capture.path)
+    if os.environ.get("RANK", "0") == "0" and capture.path is not None:
+        tell = _say_what_was_made if watch == "nonfinite" else _say_what_came
+        tell(capture.path)
     sys.exit(code)
 
 
-def _say_what_came(path: object) -> None:
-    from pathlib import Path
+def _say_what_was_made(path: Path) -> None:
+    from rich.console import Console
 
-    if not isinstance(path, Path):
-        return
+    from ulpscope.report.nonfinite import render_nonfinite
+    from ulpscope.workflows.nonfinite import find_nonfinite
+
+    report = find_nonfinite(path)
+    render_nonfinite(report, Console(stderr=True, markup=False, highlight=False, emoji=False))
+    if report.first is not None:
+        click.echo(f"ulpscope: recorded into '{path}'; look at it again with: ulpscope nonfinite {path}", err=True)
+
+
+def _say_what_came(path: Path) -> None:
     steps = len(list(path.glob("rank*/step*")))
     if steps:
         click.echo(f"ulpscope: recorded into '{path}'; look at it with: ulpscope show {path}", err=True)

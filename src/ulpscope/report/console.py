@@ -71,6 +71,8 @@ def _render_finding(finding: Finding, console: Console) -> None:
         _print(console, f"  {line}")
     if finding.source is not None:
         _print(console, f"  {_place(finding.source)}", "cyan")
+    if finding.repro:
+        _print(console, f"  repro: {finding.repro}")
     if finding.next:
         _print(console, f"  next: {finding.next}", "dim")
 

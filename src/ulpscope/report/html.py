@@ -327,7 +327,7 @@ def _finding(finding: Finding, row: int | None) -> dict[str, Json]:
         "slot": _short(finding.slot),
         "source": None if finding.source is None else _frame(finding.source),
         "stack": [_frame(frame) for frame in finding.stack],
-        "evidence": [_short(line) for line in finding.evidence],
+        "evidence": [_short(line) for line in (*finding.evidence, *([f"repro: {finding.repro}"] if finding.repro else []))],
         "next": _short(finding.next, 10 * TEXT_LIMIT),
         "row": row,
         "histograms": [

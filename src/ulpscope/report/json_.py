@@ -131,6 +131,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "next": finding.next,
         "stack": [_frame(frame) for frame in finding.stack],
         "histograms": [asdict(histogram) for histogram in finding.histograms],
+        "repro": finding.repro,
     }
 
 

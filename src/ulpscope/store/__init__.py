@@ -3,6 +3,7 @@
 
 from ulpscope.store.directory import DirectoryRun, DirectorySink, create_run
 from ulpscope.store.memory import MemoryRun, MemorySink
+from ulpscope.store.series import open_health
 from ulpscope.store.sniff import open_run
 
-__all__ = ["DirectoryRun", "DirectorySink", "MemoryRun", "MemorySink", "create_run", "open_run"]
+__all__ = ["DirectoryRun", "DirectorySink", "MemoryRun", "MemorySink", "create_run", "open_health", "open_run"]

@@ -9,21 +9,22 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import ulpscope
 from ulpscope._optional import require
 from ulpscope.errors import CaptureWarning, InputError
-from ulpscope.model import RunInfo
+from ulpscope.model import NonFinite, RunInfo, Sink
 from ulpscope.store import DirectorySink, create_run
 
 if TYPE_CHECKING:
     import torch
 
-    from ulpscope.capture import CaptureLevel, CaptureSession, Keep
+    from ulpscope.capture import CaptureLevel, CaptureSession, Keep, WatchSession
 
 __all__ = ["Capture"]
 
@@ -60,7 +61,10 @@ class Capture:
     `keep` is what stays of each tensor: "fingerprint", "statistics" or "tensors". `select` takes patterns over `module/call`
     (see `ulpscope run --help`). `optimizer` restricts which optimizers are recorded; without it all are.
     `max_bytes` limits the tensors kept by each rank: statistics go on. A folder that already holds a run is left alone; `path` says
-    where this one went. Nothing here changes what the program computes, and a failure to record never stops it.
+    where this one went. `watch="nonfinite"`, or a `NonFinite` with options, records nothing until a call makes inf or NaN, and then that
+    call with its values and the calls around it; it is cheap enough to leave on.
+
+    Nothing here changes what the program computes, and a failure to record never stops it.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Capture:
         steps: Iterable[int] | int | None = None,
         ranks: Iterable[int] | int | None = None,
         select: str | Sequence[str] | None = None,
-        watch: None = None,
+        watch: Literal["nonfinite"] | NonFinite | None = None,
         max_bytes: int | None = None,
     ) -> None:
         require("torch", extra="torch", purpose="recording a run")
@@ -82,8 +86,7 @@ class Capture:
 
         _choose("level", level, get_args(capture.CaptureLevel))
         _choose("keep", keep, get_args(capture.Keep))
-        if watch is not None:
-            raise InputError(f"watch={watch!r} is not available in this version; leave it out, record, and compare two runs")
+        self._watch = _watch_options(watch, level)
         self._into = Path(into)
         self._models: list[Any] = _listed(model)
         self._optimizers = None if optimizer is None else _listed(optimizer)
@@ -91,7 +94,7 @@ class Capture:
         self._level: CaptureLevel = level
         self._keep: Keep = keep
         self._max_bytes = max_bytes
-        self._options = {
+        self._options: dict[str, Any] = {
             "level": level,
             "keep": keep,
             "steps": sorted(self._selection.steps) if self._selection.steps is not None else None,
@@ -99,7 +102,9 @@ class Capture:
             "select": [select] if isinstance(select, str) else list(select or ()),
             "max_bytes": max_bytes,
         }
-        self._session: CaptureSession | None = None
+        if self._watch is not None:
+            self._options |= {"keep": "tensors", "watch": {"nonfinite": asdict(self._watch)}}
+        self._session: CaptureSession | WatchSession | None = None
         self._path: Path | None = None
         self._has_told_size = False
         self._find_steps = False
@@ -122,9 +127,9 @@ class Capture:
         """Begin to record on this thread."""
         if self._session is not None:
             return
-        from ulpscope.capture import CaptureSession
+        from ulpscope.capture import is_one_active
 
-        if CaptureSession.is_one_active():
+        if is_one_active():
             _warn(f"ulpscope is recording this process already, so nothing is recorded into '{self._into}'; stop the other capture first.")
             return
         rank, world_size = _rank_and_world_size()
@@ -142,7 +147,24 @@ class Capture:
             return
         if self._path != self._into and rank == 0:
             print(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'", file=sys.stderr)
-        self._session = CaptureSession(
+        self._session = self._new_session(sink, rank, world_size)
+        self._session.start()
+
+    def _new_session(self, sink: Sink, rank: int, world_size: int) -> CaptureSession | WatchSession:
+        from ulpscope.capture import CaptureSession, WatchSession
+
+        if self._watch is not None:
+            return WatchSession(
+                sink,
+                self._watch,
+                rank=rank,
+                world_size=world_size,
+                models=self._models,
+                optimizers=self._optimizers,
+                selection=self._selection,
+                find_steps=self._find_steps,
+            )
+        return CaptureSession(
             sink,
             rank=rank,
             models=self._models,
@@ -153,7 +175,6 @@ class Capture:
             find_steps=self._find_steps,
             on_step_end=self._tell_size if rank == 0 else None,
         )
-        self._session.start()
 
     def stop(self) -> None:
         """Stop recording and close the run; everything patched is put back. To start again begins another run beside this one."""
@@ -208,6 +229,19 @@ def _listed(given: Any) -> list[Any]:
 def _choose(what: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InputError(f"{what}={value!r} is not known; choose one of {', '.join(choices)}")
+
+
+def _watch_options(watch: object, level: str) -> NonFinite | None:
+    if watch is None:
+        return None
+    options = NonFinite() if watch == "nonfinite" else watch
+    if not isinstance(options, NonFinite):
+        raise InputError(f"watch={watch!r} is not known; write watch='nonfinite', or watch=ulpscope.NonFinite(...) for options")
+    if level == "op":
+        raise InputError("watch='nonfinite' looks at calls or modules, not at level='op'; leave level out")
+    if (options.limit is not None and options.limit < 1) or options.ring < 0:
+        raise InputError(f"a watch stops after a number of faults from 1 up, or None, and keeps a ring from 0 up, not {options}")
+    return replace(options, calls=False) if level == "module" and options.calls is None else options
 
 
 def _warn(text: str) -> None:

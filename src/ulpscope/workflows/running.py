@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run somebody's script or module unchanged, with capture around it."""
+"""Run somebody's script or module unchanged, with a capture or a watch around it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import runpy
 import sys
 import traceback
 import types
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ulpscope._optional import require
 from ulpscope.errors import InputError
-from ulpscope.workflows.capturing import Capture
 
 __all__ = ["make_comparable", "run_script"]
 
@@ -32,8 +32,8 @@ def make_comparable(seed: int | None, *, deterministic: bool) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def run_script(target: str, arguments: list[str], capture: Capture, *, is_module: bool = False) -> int:
-    """Run a script as Python would and record it; the exit code is the script's own."""
+def run_script(target: str, arguments: list[str], capture: AbstractContextManager[Any], *, is_module: bool = False) -> int:
+    """Run a script as Python would, inside a capture or a watch; the exit code is the script's own."""
     code = None if is_module else _compiled(target)
     sys.argv = [target, *arguments]
     # A module is looked up in the working folder, a script's imports beside the script, as Python does it.

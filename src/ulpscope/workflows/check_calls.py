@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One recorded call, checked: rebuilt, run on the device under test, and judged by the CPU in a higher precision.
+
+Values are the recorded ones where all inputs were kept, else made from their statistics. Whatever goes wrong inside one call is the
+reason why that call was skipped, and nobody else's concern.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ulpscope.judge.checks import check_limits, check_multiple, conclude, drawn_apart, judge_checked, judge_overflow
+from ulpscope.model import CallRecord, OperandFormat, Run, Slot, SlotReplay, Summary
+from ulpscope.model.checks import CheckData, CheckedCall, CheckedSlot, CheckRole
+from ulpscope.numerics.summary import summarize
+from ulpscope.replay import (
+    NotReplayable,
+    Program,
+    Yardstick,
+    backward_program,
+    effective_operands,
+    forward_program,
+    is_random,
+    optimizer_program,
+    recorded_results,
+)
+from ulpscope.replay.arguments import slots_named
+from ulpscope.replay.devices import DeviceLost, has_own_kernel, run_on_device
+from ulpscope.replay.generating import Generated
+from ulpscope.replay.independent import second_opinions
+from ulpscope.replay.program import Reader
+from ulpscope.workflows.check_rules import RULES, CheckOptions, Judged
+
+__all__ = ["CallChecker"]
+
+Tensors = Mapping[Slot, torch.Tensor]
+_STEPS_IN_MEMORY = 2
+_DROPOUT = re.compile(r"(?:functional\.|torch\.|VF\.)(?:feature_)?dropout[123]?d?_?")
+
+
+@dataclass(slots=True)
+class _Step:
+    """The records of one step, and which of them belong together."""
+
+    records: list[CallRecord]
+    forward: dict[int, CallRecord] = field(default_factory=dict)
+    earlier: dict[int, list[CallRecord]] = field(default_factory=dict)
+    parameters: list[CallRecord] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, records: list[CallRecord]) -> _Step:
+        found = cls(records)
+        called: dict[Hashable, CallRecord] = {}
+        differentiated: dict[Hashable, list[CallRecord]] = {}
+        for index, record in enumerate(records):
+            key = record.level, record.call, record.module
+            if record.phase == "forward":
+                called[key] = record
+            elif record.phase == "backward":
+                if key in called:
+                    found.forward[index] = called[key]
+                found.earlier[index] = list(differentiated.get(key, ()))
+                differentiated.setdefault(key, []).append(record)
+            elif record.phase == "start" and record.call.op == "state.parameters":
+                found.parameters.append(record)
+        return found
+
+    def stepped(self, record: CallRecord) -> CallRecord | None:
+        """The last step of the same optimizer, before `record` where that is in this step."""
+        same = [one for one in self.records if one.phase == "optimizer" and one.call.op == record.call.op]
+        before = [one for one in same if one.step != record.step or one.order < record.order]
+        return before[-1] if before else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A call that can be run, with what was recorded of its results."""
+
+    program: Program
+    recorded: Tensors
+    data: CheckData
+
+
+class CallChecker:
+    """Checks calls of one run, one after the other, in this process.
+
+    `tell` is called with what is being done: `device` while the device under test has the call, else `yardstick`. `notice` gets the
+    statement of a device that answers nothing any more.
+    """
+
+    def __init__(self, run: Run, options: CheckOptions, tell: Callable[[str], None] | None = None) -> None:
+        self._run = run
+        self._options = options
+        self._tell = tell or (lambda stage: None)
+        self._steps: dict[tuple[int, int], _Step] = {}
+        self.is_device_lost = False
+
+    def check(self, rank: int, step: int, index: int, operands: Mapping[CheckRole, OperandFormat] | None = None) -> CheckedCall:
+        """One call; `operands` are the formats to which its family's matrix products are known to round."""
+        begun = time.perf_counter()
+        record = self._step(rank, step).records[index]
+        call = CheckedCall.of(record, self._options.device)
+        try:
+            found = self._checked(call, record, index, operands or {})
+        except DeviceLost as error:
+            self.is_device_lost = True
+            found = replace(call, status="skipped", reason=str(error))
+        except NotReplayable as error:
+            found = replace(call, status="skipped", reason=str(error))
+        except (
+            MemoryError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            OverflowError,
+            NotImplementedError,
+            OSError,
+        ) as error:
+            text = (str(error).splitlines() or [""])[0]
+            found = replace(call, status="skipped", reason=f"it cannot be replayed ({type(error).__name__}: {text[:120]})")
+        return replace(found, elapsed_s=time.perf_counter() - begun)
+
+    def recognise(self, role: CheckRole, members: Sequence[tuple[int, int, int]]) -> OperandFormat | None:
+        """The format to which a family rounds its operands, from some of its calls."""
+        family = []
+        for rank, step, index in members:
+            try:
+                prepared = self._prepare(self._step(rank, step).records[index], rank, step, index)
+                made = run_on_device(prepared.program, self._options.device) if role == "device" else prepared.recorded
+            except Exception:
+                continue
+            if made:
+                family.append((prepared.program, made))
+        return effective_operands(family) if family else None
+
+    def _step(self, rank: int, step: int) -> _Step:
+        if (rank, step) not in self._steps:
+            while len(self._steps) >= _STEPS_IN_MEMORY:
+                self._steps.pop(next(iter(self._steps)))
+            self._steps[rank, step] = _Step.of(list(self._run.records(rank, step)))
+        return self._steps[rank, step]
+
+    def _checked(self, call: CheckedCall, record: CallRecord, index: int, operands: Mapping[CheckRole, OperandFormat]) -> CheckedCall:
+        options = self._options
+        prepared = self._prepare(record, call.rank, call.step, index)
+        call = replace(call, data=prepared.data)
+        if not has_own_kernel(record, options.device) and not prepared.recorded:
+            raise NotReplayable("its kernel is a vendor's and not here, and no result of it was kept")
+        self._tell("device")
+        made = run_on_device(prepared.program, options.device)
+        self._tell("yardstick")
+        if is_random(prepared.program):
+            slots = self._drawn(record, prepared, made)
+            return conclude(replace(call, is_random=True, slots=tuple(judge_checked(slot, options.device) for slot in slots)))
+        if options.rules != "derived":
+            judged = Judged(record=record, program=prepared.program, made=made, precision=options.precision)
+            return conclude(replace(call, slots=tuple(RULES[options.rules](judged))))
+        call = self._judged(call, prepared, made, operands)
+        if options.overflow:
+            call = judge_overflow(call, device_overflows=_has_nonfinite(made), is_same_device=_is_same_device(record, options.device))
+        if call.status == "failed" and options.failures:
+            self._keep(call, prepared, made)
+        return call
+
+    def _judged(self, call: CheckedCall, prepared: _Prepared, made: Tensors, operands: Mapping[CheckRole, OperandFormat]) -> CheckedCall:
+        device = self._options.device
+        ours = _replayed(prepared.program, made, operands.get("device"))
+        theirs = self._recorded(prepared, made, ours, operands)
+        doubts: dict[Slot, SlotReplay] = {}
+        if device == "cpu" or any(check_multiple(one) > 1 for one in ours.values()):
+            doubts = second_opinions(prepared.program, Yardstick(prepared.program).exact(), made)
+        slots = [
+            judge_checked(_slot(slot, made[slot], ours.get(slot), theirs.get(slot), doubts.get(slot)), device)
+            for slot in made
+            if slot in ours or slot in theirs
+        ]
+        call = replace(call, device_operands=operands.get("device"), recorded_operands=operands.get("recorded"))
+        return conclude(replace(call, slots=tuple(slots)))
+
+    def _recorded(
+        self, prepared: _Prepared, made: Tensors, ours: Mapping[Slot, SlotReplay], operands: Mapping[CheckRole, OperandFormat]
+    ) -> dict[Slot, SlotReplay]:
+        """What was recorded, judged; where the device gives the same bits, so is its verdict."""
+        same = operands.get("recorded") == operands.get("device")
+        known = {slot: one for slot, one in prepared.recorded.items() if slot in made and one.shape == made[slot].shape}
+        equal = {slot for slot, one in known.items() if same and slot in ours and _is_equal(one, made[slot])}
+        others = _replayed(prepared.program, {slot: one for slot, one in known.items() if slot not in equal}, operands.get("recorded"))
+        return {slot: ours[slot] for slot in equal} | others
+
+    def _prepare(self, record: CallRecord, rank: int, step: int, index: int) -> _Prepared:
+        known = self._step(rank, step)
+        forward = known.forward.get(index)
+        if record.phase == "backward" and forward is None:
+            raise NotReplayable("its forward call was not recorded")
+        previous = self._stepped_before(record, rank, step) if record.phase == "optimizer" else None
+        if _has_values(record, forward):
+            return _Prepared(
+                self._program(record, forward, index, previous, self._reader), _results(record, self._reader(record)), "recorded"
+            )
+        made_up = Generated(self._options.seed)
+        given = made_up.record(record, forward=None)
+        before = made_up.record(forward) if forward is not None else None
+        previous = made_up.record(previous) if previous is not None else None
+        program = self._program(given, before, index, previous, lambda _: made_up.read, made_up)
+        return _Prepared(program, {}, "generated")
+
+    def _reader(self, record: CallRecord) -> Reader:
+        return lambda content: self._run.tensor(record.rank, record.step, content)
+
+    def _program(
+        self,
+        record: CallRecord,
+        forward: CallRecord | None,
+        index: int,
+        previous: CallRecord | None,
+        reader: Callable[[CallRecord], Reader],
+        made_up: Generated | None = None,
+    ) -> Program:
+        step = self._step(record.rank, record.step)
+        if record.phase == "backward":
+            assert forward is not None
+            return backward_program(forward, record, reader(record), earlier=step.earlier.get(index, ()))
+        if record.phase == "optimizer":
+            parameters = step.parameters if made_up is None else [made_up.record(one) for one in step.parameters]
+            before = reader(previous) if previous is not None else None
+            return optimizer_program(record, reader(record), parameters=parameters, previous=previous, read_previous=before)
+        return forward_program(record, reader(record))
+
+    def _stepped_before(self, record: CallRecord, rank: int, step: int) -> CallRecord | None:
+        found = self._step(rank, step).stepped(record)
+        if found is None and step - 1 in self._run.steps(rank):
+            found = self._step(rank, step - 1).stepped(record)
+        return found
+
+    def _drawn(self, record: CallRecord, prepared: _Prepared, made: Tensors) -> list[CheckedSlot]:
+        """Results that hang on random numbers: against another draw, and dropout against its share and against what it kept."""
+        other = prepared.program(prepared.program.inputs)
+        share = _dropped(record) if _DROPOUT.fullmatch(record.call.op) else None
+        slots = []
+        for slot, value in made.items():
+            if slot not in other or other[slot].shape != value.shape:
+                continue
+            given = next(iter(prepared.program.inputs.values()), None)
+            is_plain = share is not None and given is not None and given.shape == value.shape and record.phase == "forward"
+            candidates = int((given != 0).sum()) if is_plain and given is not None else 0
+            drawn = drawn_apart(_summary(value), _summary(other[slot]), dropped=share if is_plain else None, num_candidates=candidates)
+            if is_plain and given is not None and share is not None and share < 1 and (wrong := _num_wrongly_kept(given, value, share)):
+                drawn = replace(
+                    drawn, distance=float("inf"), reason=f"scales {wrong} of the elements that it keeps by another factor than 1 / (1 - p)"
+                )
+            slots.append(replace(_slot(slot, value, None, None, None), drawn=drawn))
+        return slots
+
+    def _keep(self, call: CheckedCall, prepared: _Prepared, made: Tensors) -> None:
+        """Inputs and results of a failed call, for a closer look; a file for each call."""
+        from safetensors.torch import save_file
+
+        exact = Yardstick(prepared.program).exact()
+        groups = {"": prepared.program.inputs, "device.": made, "exact.": exact, "recorded.": prepared.recorded}
+        tensors = {f"{prefix}{slot}": value.detach().clone().contiguous() for prefix, one in groups.items() for slot, value in one.items()}
+        stem = re.sub(r"[^A-Za-z0-9_.]+", "_", f"{call.call}.{call.phase}")[:80]
+        facts = {"call": call.name, "phase": call.phase, "device": call.device, "reason": call.reason, "data": call.data}
+        folder = Path(self._options.failures)
+        save_file(tensors, folder / f"rank{call.rank}_step{call.step}_{call.order:06d}_{stem}.safetensors", metadata=facts)
+
+
+def _replayed(program: Program, made: Tensors, operands: OperandFormat | None) -> dict[Slot, SlotReplay]:
+    if not made:
+        return {}
+    return {one.slot: one for one in Yardstick(program, operands=operands).measure(made, enough=check_limits)}
+
+
+def _slot(
+    slot: Slot, value: torch.Tensor, device: SlotReplay | None, recorded: SlotReplay | None, second_opinion: SlotReplay | None
+) -> CheckedSlot:
+    return CheckedSlot(
+        slot=slot,
+        dtype=str(value.dtype).removeprefix("torch."),
+        shape=tuple(value.shape),
+        device=device,
+        recorded=recorded,
+        second_opinion=second_opinion,
+    )
+
+
+def _has_values(record: CallRecord, forward: CallRecord | None) -> bool:
+    """Whether all that enters was kept."""
+    called = forward or record
+    named = set(slots_named(called.arguments)) if called.arguments is not None else set()
+    entering = [slot for slot in called.slots if slot.slot in named]
+    if record.phase in ("backward", "optimizer"):
+        entering += [slot for slot in record.slots if record.receives(slot.slot)]
+    return all(slot.content is not None or slot.note for slot in entering)
+
+
+def _results(record: CallRecord, read: Reader) -> dict[Slot, torch.Tensor]:
+    try:
+        return recorded_results(record, read)
+    except Exception:
+        return {}
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _summary(value: torch.Tensor) -> Summary:
+    found, _ = summarize(str(value.dtype).removeprefix("torch."), _bits(value).numpy())
+    return found
+
+
+def _has_nonfinite(made: Tensors) -> bool:
+    return any(not bool(torch.isfinite(one).all()) for one in made.values() if one.is_floating_point() or one.is_complex())
+
+
+def _is_same_device(record: CallRecord, device: str) -> bool:
+    kinds = {slot.device.partition(":")[0] for slot in record.slots if slot.device}
+    return not kinds or device.partition(":")[0] in kinds
+
+
+def _dropped(record: CallRecord) -> float | None:
+    """The share that a dropout drops, as it was asked to."""
+    arguments = record.arguments
+    args: Sequence[Any] = arguments.args if arguments else ()
+    named = (arguments.kwargs or {}) if arguments else {}
+    share = named.get("p", args[1] if len(args) > 1 else 0.5)
+    is_plain = isinstance(share, (int, float)) and not isinstance(share, bool) and "feature" not in record.call.op
+    return float(share) if is_plain and record.call.short.strip("_") == "dropout" else None
+
+
+def _num_wrongly_kept(given: torch.Tensor, value: torch.Tensor, share: float) -> int:
+    kept = value != 0
+    wanted = given.to(torch.float64)[kept] / (1 - share)
+    unit = torch.finfo(value.dtype).eps
+    return int(((value.to(torch.float64)[kept] - wanted).abs() > 4 * unit * wanted.abs() + torch.finfo(value.dtype).tiny).sum())

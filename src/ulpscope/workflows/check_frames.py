@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between processes, and the journal of a check: a length, a checksum, and the message as msgpack.
+
+A journal that a killed process left behind ends in the middle of a message; what came before it counts.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from ulpscope.errors import InputError
+
+__all__ = ["Journal", "read_frame", "write_frame"]
+
+_HEAD = Struct("<II")
+_MOST_BYTES = 1 << 26
+T = TypeVar("T")
+
+
+def write_frame(stream: BinaryIO, message: Any) -> None:
+    body = msgspec.msgpack.encode(message)
+    stream.write(_HEAD.pack(len(body), zlib.crc32(body)) + body)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO, kind: type[T]) -> T | None:
+    """The next message; None where the stream ends, or what follows is no whole message."""
+    head = stream.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    length, checksum = _HEAD.unpack(head)
+    body = stream.read(length) if length <= _MOST_BYTES else b""
+    if len(body) < length or zlib.crc32(body) != checksum:
+        return None
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.MsgspecError:
+        return None
+
+
+class Journal:
+    """What was found so far, on disk: begun anew, or gone on with. The first message says what is checked, and has to agree."""
+
+    def __init__(self, path: Path, facts: dict[str, str], *, resume: bool) -> None:
+        self.path = path
+        self._facts = facts
+        self._size = 0
+        self._resume = resume and path.exists()
+        if self._resume:
+            self._check_facts()
+        self._stream: BinaryIO | None = None
+
+    def _check_facts(self) -> None:
+        with self.path.open("rb") as stream:
+            found = read_frame(stream, dict[str, str])
+        if found is None:
+            raise InputError(f"'{self.path}' is no journal of a check; remove it, or check without --resume")
+        differing = [name for name, value in self._facts.items() if found.get(name) != value]
+        if differing:
+            name = differing[0]
+            raise InputError(
+                f"'{self.path}' is the journal of another check: its {name} is '{found.get(name, '')[:60]}' and not "
+                f"'{self._facts[name][:60]}'; check without --resume to begin anew"
+            )
+
+    def found(self, kind: type[T]) -> Iterator[T]:
+        """The messages of an earlier check, as far as they are whole."""
+        if not self._resume:
+            return
+        with self.path.open("rb") as stream:
+            read_frame(stream, dict[str, str])
+            self._size = stream.tell()
+            while (message := read_frame(stream, kind)) is not None:
+                self._size = stream.tell()
+                yield message
+
+    def append(self, message: Any) -> None:
+        if self._stream is None:
+            self._stream = self._opened()
+        write_frame(self._stream, message)
+
+    def _opened(self) -> BinaryIO:
+        if self._resume:
+            os.truncate(self.path, self._size)
+            return self.path.open("ab")
+        stream = self.path.open("wb")
+        write_frame(stream, self._facts)
+        return stream
+
+    def close(self, *, is_done: bool) -> None:
+        """A check that came to its end needs no journal."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        if is_done:
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that checks the calls it is told to, one at a time: `python -m ulpscope.workflows.check_worker`.
+
+Orders come on stdin and answers go to what was stdout; whatever somebody's operation prints goes to stderr. It ends with its input.
+A device that answers nothing any more ends it too: the next process finds the device well again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from ulpscope.model import OperandFormat
+from ulpscope.model.checks import CheckedCall, CheckRole
+from ulpscope.workflows.check_frames import read_frame, write_frame
+from ulpscope.workflows.check_rules import CheckOptions
+
+if TYPE_CHECKING:
+    from ulpscope.workflows.check_calls import CallChecker
+
+__all__ = ["Answer", "Order", "Setup"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The first message: the run, how to check, how many threads to use, and modules to import before."""
+
+    path: str
+    options: CheckOptions
+    num_threads: int = 1
+    imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One call to check, or the calls of a family to recognise a format from."""
+
+    call: tuple[int, int, int] | None = None
+    operands: dict[CheckRole, OperandFormat] | None = None
+    role: CheckRole = "device"
+    members: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was found, or where the work is, or why there is nothing to work with."""
+
+    stage: str = ""
+    checked: CheckedCall | None = None
+    operands: OperandFormat | None = None
+    device: str = ""
+    error: str = ""
+
+
+def serve(orders: BinaryIO, answers: BinaryIO) -> None:
+    setup = read_frame(orders, Setup)
+    if setup is None:
+        return
+    try:
+        checker = _opened(setup, lambda stage: write_frame(answers, Answer(stage=stage)))
+    except Exception as error:
+        write_frame(answers, Answer(error=str(error) or type(error).__name__))
+        return
+    write_frame(answers, Answer(stage="ready"))
+    while (order := read_frame(orders, Order)) is not None:
+        if order.call is not None:
+            write_frame(answers, Answer(checked=checker.check(*order.call, operands=order.operands)))
+        else:
+            write_frame(answers, Answer(stage="recognised", operands=checker.recognise(order.role, order.members)))
+        if checker.is_device_lost:
+            return
+
+
+def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
+    import torch
+
+    from ulpscope.replay.devices import open_device
+    from ulpscope.replay.registered import import_and_register
+    from ulpscope.store import open_run
+    from ulpscope.workflows.check_calls import CallChecker
+
+    torch.set_num_threads(max(1, setup.num_threads))
+    for name in setup.imports:
+        import_and_register(name)
+    open_device(setup.options.device)
+    return CallChecker(open_run(setup.path), setup.options, tell)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`check_run`: every recorded call run again on a device, each judged by itself against a higher precision.
+
+The work is done by processes of our own, so that a crash or a hang costs the call that it happened in and no other. What was found is
+written to a journal as it is found. A machine that rounds the operands of all its matrix products is recognised when all calls are
+known; the calls of such a family are then checked once more by that yardstick.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from ulpscope.errors import InputError, MissingDependencyError
+from ulpscope.explain.checks import explain_check
+from ulpscope.judge import product_family
+from ulpscope.judge.checks import check_multiple, overflows, settle
+from ulpscope.model import CallRecord, OperandFormat, Run
+from ulpscope.model.checks import Check, CheckedCall, CheckRole, FamilyPrecision
+from ulpscope.store import open_run
+from ulpscope.workflows.check_frames import Journal
+from ulpscope.workflows.check_processes import Processes
+from ulpscope.workflows.check_rules import RULES, CheckOptions, Precision
+
+__all__ = ["check_run"]
+
+_SAMPLE = 8
+Place = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A call to check: where it stands in the run, and what is known of it beforehand."""
+
+    place: Place
+    stub: CheckedCall
+    family: str | None
+
+
+class _Checking(Protocol):
+    """Who does the work: processes, or this one."""
+
+    def check(
+        self,
+        tasks: Sequence[tuple[Place, CheckedCall]],
+        operands: Callable[[Place], dict[CheckRole, OperandFormat]],
+        done: Callable[[CheckedCall], None],
+    ) -> None: ...
+
+    def recognise(self, role: CheckRole, members: Sequence[Place]) -> OperandFormat | None: ...
+
+    def close(self) -> None: ...
+
+
+def check_run(
+    run: Run | str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    rules: str = "derived",
+    reference_precision: Precision = "auto",
+    jobs: int = 1,
+    select: str | Sequence[str] | None = None,
+    seed: int = 0,
+    overflow: bool = False,
+    save_failures: str | os.PathLike[str] | None = None,
+    journal: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    timeout_s: float = 300.0,
+    imports: Sequence[str] = (),
+    isolated: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Check:
+    """Run every recorded call again on `device` and judge it against a higher precision on the CPU.
+
+    >>> check = ulpscope.check_run("runs/npu", device="npu")  # doctest: +SKIP
+    >>> [str(call.call) for call in check.failures]  # doctest: +SKIP
+    ['functional.gelu.1']
+
+    `jobs` processes share the work; each call may take `timeout_s`. `imports` are modules that register somebody's operations or devices.
+    With `resume` and a `journal`, what an earlier check found is not looked for again. `isolated=False` checks in this process.
+    """
+    started = time.perf_counter()
+    opened = open_run(Path(run)) if isinstance(run, (str, os.PathLike)) else run
+    _check_words(rules, reference_precision, jobs, isolated, opened)
+    options = CheckOptions(
+        device=device, rules=rules, precision=reference_precision, seed=seed, overflow=overflow, failures=_folder(save_failures)
+    )
+    tasks = _planned(opened, device, select, overflow)
+    if not tasks:
+        wanted = " with clean inputs and a result that is not finite" if overflow else " that the selection names" if select else ""
+        raise InputError(f"'{opened.path}' holds no call{wanted}: there is nothing to check")
+    book = _Book(tasks, _journal(journal, opened, options, select, resume), progress or (lambda done, total: None))
+    worker = _worker(opened, options, jobs, timeout_s, imports, isolated)
+    try:
+        worker.check(book.waiting(), lambda place: {}, book.enter)
+        precision = _recognise(worker, book) if rules == "derived" else ()
+    except BaseException:
+        worker.close()
+        book.close(is_done=False)
+        raise
+    worker.close()
+    book.close(is_done=True)
+    calls = settle(book.calls())
+    return Check(
+        info=opened.info,
+        path=str(opened.path),
+        device=device,
+        rules=rules,
+        seed=seed,
+        calls=calls,
+        precision=precision,
+        findings=explain_check(calls, precision, device=device, path=str(opened.path), complete=_incomplete(opened)),
+        num_resumed=book.num_resumed,
+        elapsed_s=time.perf_counter() - started,
+    )
+
+
+def _check_words(rules: str, precision: str, jobs: int, isolated: bool, run: Run) -> None:
+    if find_spec("torch") is None:
+        raise MissingDependencyError(
+            "checking calls runs them again and needs torch; install it, for example with: pip install 'ulpscope[torch]'"
+        )
+    if rules != "derived" and rules not in RULES:
+        raise InputError(f"there are no rules named {rules!r}; choose one of {', '.join(['derived', *RULES])}")
+    if precision not in ("auto", "float64"):
+        raise InputError(f"the reference cannot be computed in {precision!r}; choose auto or float64")
+    if jobs < 1:
+        raise InputError(f"{jobs} processes cannot share the work; give a number from 1 up")
+    if isolated and not Path(run.path).exists():
+        raise InputError(f"'{run.path}' is not on disk, so no other process can read it; save it, or check with isolated=False")
+
+
+def _folder(path: str | os.PathLike[str] | None) -> str:
+    if path is None:
+        return ""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder '{path}': {error.strerror or error}; choose another with --save-failures") from error
+    return str(Path(path).resolve())
+
+
+def _planned(run: Run, device: str, select: str | Sequence[str] | None, overflow: bool) -> list[_Task]:
+    selection = _selection(select)
+    tasks: list[_Task] = []
+    for rank in run.ranks():
+        for step in run.steps(rank):
+            selection and selection.begin_step()
+            called: dict[object, CallRecord] = {}
+            for index, record in enumerate(run.records(rank, step)):
+                key = record.level, record.call, record.module
+                if record.phase == "forward":
+                    called[key] = record
+                if not _is_call(record) or (selection and not _is_wanted(selection, record)):
+                    continue
+                if overflow and not overflows(record, called.get(key) if record.phase == "backward" else None):
+                    continue
+                tasks.append(_Task((rank, step, index), CheckedCall.of(record, device), product_family(record)))
+    return tasks
+
+
+def _is_call(record: CallRecord) -> bool:
+    if record.phase == "optimizer":
+        return True
+    return record.level in ("api", "op") and record.phase in ("forward", "backward")
+
+
+def _selection(select: str | Sequence[str] | None) -> Any:
+    if select is None:
+        return None
+    from ulpscope.capture.selection import Selection
+
+    return Selection.parse(select=select)
+
+
+def _is_wanted(selection: Any, record: CallRecord) -> bool:
+    return bool(selection.wants_call(record.module, record.call)) and (selection.phases is None or record.phase in selection.phases)
+
+
+def _journal(
+    path: str | os.PathLike[str] | None, run: Run, options: CheckOptions, select: str | Sequence[str] | None, resume: bool
+) -> Journal | None:
+    if path is None:
+        if resume:
+            raise InputError("there is nothing to go on with: --resume needs the journal of an earlier check")
+        return None
+    named = [select] if isinstance(select, str) else list(select or ())
+    facts = {"run": str(Path(run.path).resolve()), "select": " ".join(named)}
+    facts |= {name: str(value) for name, value in asdict(options).items() if name != "failures"}
+    return Journal(Path(path), facts, resume=resume)
+
+
+def _worker(run: Run, options: CheckOptions, jobs: int, timeout_s: float, imports: Sequence[str], isolated: bool) -> _Checking:
+    if isolated:
+        return Processes(str(Path(run.path).resolve()), options, jobs=jobs, timeout_s=timeout_s, imports=tuple(imports))
+    return _Here(run, options, imports)
+
+
+class _Here:
+    """The same work in this process, where a crash is a crash."""
+
+    def __init__(self, run: Run, options: CheckOptions, imports: Iterable[str]) -> None:
+        from ulpscope.replay.devices import open_device
+        from ulpscope.replay.registered import import_and_register
+        from ulpscope.workflows.check_calls import CallChecker
+
+        for name in imports:
+            import_and_register(name)
+        open_device(options.device)
+        self._checker = CallChecker(run, options)
+
+    def check(
+        self,
+        tasks: Sequence[tuple[Place, CheckedCall]],
+        operands: Callable[[Place], dict[CheckRole, OperandFormat]],
+        done: Callable[[CheckedCall], None],
+    ) -> None:
+        for place, _ in tasks:
+            done(self._checker.check(*place, operands=operands(place)))
+
+    def recognise(self, role: CheckRole, members: Sequence[Place]) -> OperandFormat | None:
+        return self._checker.recognise(role, members)
+
+    def close(self) -> None: ...
+
+
+class _Book:
+    """Which calls there are, and what was found of them so far."""
+
+    def __init__(self, tasks: Sequence[_Task], journal: Journal | None, progress: Callable[[int, int], None]) -> None:
+        self._tasks = tasks
+        self._journal = journal
+        self._progress = progress
+        self._found: dict[Place, CheckedCall] = {}
+        if journal is not None:
+            known = {task.stub.key for task in tasks}
+            self._found = {call.key: call for call in journal.found(CheckedCall) if call.key in known}
+        self.num_resumed = len(self._found)
+
+    def waiting(self) -> list[tuple[Place, CheckedCall]]:
+        return [(task.place, task.stub) for task in self._tasks if task.stub.key not in self._found]
+
+    def enter(self, call: CheckedCall) -> None:
+        self._found[call.key] = call
+        if self._journal is not None:
+            self._journal.append(call)
+        self._progress(len(self._found), len(self._tasks))
+
+    def calls(self) -> tuple[CheckedCall, ...]:
+        return tuple(self._found[task.stub.key] for task in self._tasks if task.stub.key in self._found)
+
+    def family(self, family: str) -> list[tuple[_Task, CheckedCall]]:
+        return [(task, self._found[task.stub.key]) for task in self._tasks if task.family == family and task.stub.key in self._found]
+
+    @property
+    def families(self) -> list[str]:
+        return list(dict.fromkeys(task.family for task in self._tasks if task.family is not None))
+
+    def close(self, *, is_done: bool) -> None:
+        if self._journal is not None:
+            self._journal.close(is_done=is_done)
+
+
+def _recognise(worker: _Checking, book: _Book) -> tuple[FamilyPrecision, ...]:
+    """Formats of operands, for each family that has calls beyond their limits; these are then checked by that yardstick."""
+    formats: dict[tuple[str, CheckRole], OperandFormat] = {}
+    for family in book.families:
+        for role in _ROLES:
+            members = book.family(family)
+            if any(_is_beyond(call, role) for _, call in members):
+                operands = worker.recognise(role, [*_sample(members, "forward"), *_sample(members, "backward")])
+                if operands is not None:
+                    formats[family, role] = operands
+    again: defaultdict[Place, dict[CheckRole, OperandFormat]] = defaultdict(dict)
+    tasks = []
+    for family in {name for name, _ in formats}:
+        for task, call in book.family(family):
+            if any(_is_beyond(call, role) for role in _ROLES):
+                tasks.append((task.place, task.stub))
+                again[task.place] = {role: formats[family, role] for role in _ROLES if (family, role) in formats}
+    if tasks:
+        worker.check(tasks, lambda place: again[place], book.enter)
+    return tuple(FamilyPrecision(family=family, operands=operands, role=role) for (family, role), operands in formats.items())
+
+
+def _sample(members: Sequence[tuple[_Task, CheckedCall]], phase: str) -> list[Place]:
+    """Some calls of a phase, spread over all. Gradients are small, so that they tell formats of other ranges apart."""
+    places = [task.place for task, call in members if call.phase == phase and call.status != "skipped"]
+    return places[:: max(1, len(places) // _SAMPLE)][:_SAMPLE]
+
+
+_ROLES: tuple[CheckRole, ...] = ("device", "recorded")
+
+
+def _is_beyond(call: CheckedCall, role: CheckRole) -> bool:
+    return any(found is not None and check_multiple(found) > 1 for slot in call.slots for found in (slot.of(role),))
+
+
+def _incomplete(run: Run) -> tuple[str, ...]:
+    return tuple(f"step {step} of rank {rank}" for rank in run.ranks() for step in run.steps(rank) if not run.is_complete(rank, step))
