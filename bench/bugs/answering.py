@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks every tool about every case: ours, the baselines on the same comparison, and the peer on its own recordings."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from bench.bugs.baselines import BASELINES
+from bench.bugs.case import Case, all_cases
+from bench.bugs.recording import SIDES, record_pair
+from bench.bugs.scoring import Blame, Score, score
+
+__all__ = ["KEEPS", "Answer", "answer_all", "answer_case"]
+
+KEEPS = ("tensors", "statistics")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What one tool made of one case."""
+
+    case: str
+    tool: str
+    score: Score | None
+    record_s: float = 0.0
+    compare_s: float = 0.0
+    num_bytes: int = 0
+    problem: str = ""
+    evidence: list[str] = field(default_factory=list)
+
+
+def answer_all(cases: Sequence[Case], keeps: Sequence[str], peer: str | None, jobs: int = 1, runs: Path | None = None) -> Iterator[Answer]:
+    """Every tool's answer to every case, `jobs` cases at a time."""
+    work = partial(answer_case, keeps=tuple(keeps), peer=peer, runs=runs)
+    if jobs == 1:
+        for case in cases:
+            yield from work(case.name)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for at, answers in enumerate(pool.map(work, [case.name for case in cases])):
+            if sys.stderr.isatty():
+                print(f"\r{at + 1}/{len(cases)}", end="\r", file=sys.stderr)
+            yield from answers
+
+
+def answer_case(name: str, keeps: Sequence[str], peer: str | None, runs: Path | None) -> list[Answer]:
+    """Record one case, and ask every tool."""
+    [case] = all_cases(name)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = runs / name if runs else Path(scratch)
+        try:
+            seconds = record_pair(case, folder, keeps)
+        except Exception:
+            return [Answer(case=name, tool=f"ulpscope, {keep}", score=None, problem=traceback.format_exc(limit=-4)) for keep in keeps]
+        answers = [one for keep in keeps for one in _answers_of_ulpscope(case, folder / keep, keep, seconds[keep])]
+        if peer:
+            answers += _answers_of_peer(case, peer, folder / "peer", keeps)
+        return answers
+
+
+def _answers_of_ulpscope(case: Case, folder: Path, keep: str, record_s: float) -> list[Answer]:
+    from ulpscope import compare_runs
+
+    begin = time.perf_counter()
+    try:
+        comparison = compare_runs(*(folder / side for side in SIDES))
+    except Exception:
+        return [Answer(case=case.name, tool=f"ulpscope, {keep}", score=None, problem=traceback.format_exc(limit=-4))]
+    ours = Answer(
+        case=case.name,
+        tool=f"ulpscope, {keep}",
+        score=score(case, map(Blame.of_finding, comparison.findings)),
+        record_s=record_s,
+        compare_s=time.perf_counter() - begin,
+        num_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        evidence=[f"{finding.level} {finding.kind}: {finding.headline}" for finding in comparison.findings],
+    )
+    if keep != "tensors":
+        return [ours]
+    return [ours, *(Answer(case=case.name, tool=name, score=score(case, rule(comparison))) for name, rule in BASELINES.items())]
+
+
+def _answers_of_peer(case: Case, python: str, folder: Path, keeps: Sequence[str]) -> list[Answer]:
+    from bench.bugs.peer import ask_peer
+
+    begin = time.perf_counter()
+    try:
+        found = ask_peer(case, python, folder, keeps)
+    except Exception:
+        return [Answer(case=case.name, tool=f"peer, {keep}", score=None, problem=traceback.format_exc(limit=-4)) for keep in keeps]
+    seconds = (time.perf_counter() - begin) / len(keeps)
+    return [Answer(case=case.name, tool=f"peer, {keep}", score=score(case, blames), compare_s=seconds) for keep, blames in found.items()]
