@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ulpscope.errors import CaptureWarning, InputError, MissingDependencyError, UlpscopeError
+from ulpscope.errors import CaptureWarning, InputError, MissingDependencyError, NonFiniteError, UlpscopeError
 
 if TYPE_CHECKING:
-    from ulpscope.model import CallRecord, Comparison, Finding, Run, TensorRecord
-    from ulpscope.store import open_run
+    from ulpscope.model import CallRecord, Comparison, Finding, NonFinite, Run, TensorRecord
+    from ulpscope.store import open_health, open_run
     from ulpscope.workflows.capturing import Capture
     from ulpscope.workflows.comparing import compare_runs
+    from ulpscope.workflows.nonfinite import find_nonfinite
+    from ulpscope.workflows.watching import compare_health, watch
 
 __version__ = "0.1.0"
 
@@ -27,12 +29,18 @@ __all__ = [
     "Finding",
     "InputError",
     "MissingDependencyError",
+    "NonFinite",
+    "NonFiniteError",
     "Run",
     "TensorRecord",
     "UlpscopeError",
     "__version__",
+    "compare_health",
     "compare_runs",
+    "find_nonfinite",
+    "open_health",
     "open_run",
+    "watch",
 ]
 
 _HOMES = {
@@ -40,10 +48,15 @@ _HOMES = {
     "Capture": "ulpscope.workflows.capturing",
     "Comparison": "ulpscope.model",
     "Finding": "ulpscope.model",
+    "NonFinite": "ulpscope.model",
     "Run": "ulpscope.model",
     "TensorRecord": "ulpscope.model",
+    "compare_health": "ulpscope.workflows.watching",
     "compare_runs": "ulpscope.workflows.comparing",
+    "find_nonfinite": "ulpscope.workflows.nonfinite",
+    "open_health": "ulpscope.store",
     "open_run": "ulpscope.store",
+    "watch": "ulpscope.workflows.watching",
 }
 
 

@@ -7,6 +7,7 @@
     │   ├── DamagedRunError       the path is a run, but its bytes contradict themselves
     │   ├── NewerFormatError      the run was written by a newer ulpscope
     │   └── NothingComparableError  the two runs have no step, rank or call in common
+    ├── NonFiniteError            a watched program made inf or NaN, and its author asked to be stopped
     └── MissingDependencyError    an optional package is needed; the message holds the install line
 
 Every message says what was asked, what was found, where, and what to try.
@@ -20,6 +21,7 @@ __all__ = [
     "InputError",
     "MissingDependencyError",
     "NewerFormatError",
+    "NonFiniteError",
     "NotARunError",
     "NothingComparableError",
     "UlpscopeError",
@@ -48,6 +50,10 @@ class NewerFormatError(InputError):
 
 class NothingComparableError(InputError):
     """Two runs without a step, rank or call in common."""
+
+
+class NonFiniteError(UlpscopeError, ArithmeticError):
+    """A watched program made inf or NaN; raised in its own code where `NonFinite(raise_error=True)` asks for it."""
 
 
 class MissingDependencyError(UlpscopeError, ImportError):

@@ -89,3 +89,39 @@ def test_nobody_sees_what_happens_in_the_blind() -> None:
     assert not seen
     assert not y.requires_grad
     assert y.dtype == torch.float32
+
+
+def test_the_quick_way_to_be_unseen() -> None:
+    """Without it looking at every result would cost as much as the blind, or be seen by the user's own modes."""
+    seen: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, 2, requires_grad=True)
+    with Functions(), Operations(), torch_internals.Quiet():
+        y = torch.mm(x, x)
+    with Functions(), torch_internals.Quiet():
+        torch.mm(x, x)
+    assert not seen
+    assert not y.requires_grad
+    assert torch.is_grad_enabled()
+    with torch.no_grad(), torch_internals.Quiet():
+        pass
+    assert torch.is_grad_enabled()
+
+
+def test_what_a_node_keeps_of_its_forward_call_can_be_asked() -> None:
+    """Without it a gradient that is not finite could not be explained by what its forward call worked with."""
+    x = torch.full((2,), 4.0, requires_grad=True)
+    y = x.sqrt()
+    assert {name: value.tolist() for name, value in torch_internals.saved_tensors(y.grad_fn)} == {"result": [2.0, 2.0]}
+    y.sum().backward()
+    assert list(torch_internals.saved_tensors(y.grad_fn)) == []

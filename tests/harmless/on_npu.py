@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.harmless import programs
-from tests.harmless.test_harmless import allowed, recorded, recording
+from tests.harmless.test_harmless import allowed, recorded, recording, watching
 from ulpscope.testing import npu
 
 NAMES = [
@@ -21,6 +21,7 @@ NAMES = [
     *("gradient_accumulation", "users_hooks", "users_dispatch_mode", "flop_counter", "double_backward", "retain_graph", "evaluation"),
     *("several_optimizers", "exception_in_mid_step"),
 ]
+WATCHED = ["gpt_dropout", "checkpoint_not_reentrant", "users_dispatch_mode", "autocast_grad_scaler"]
 CASES = [("api", "statistics"), ("module", "statistics"), ("both", "tensors"), ("op", "tensors")]
 
 
@@ -39,6 +40,12 @@ def main() -> None:
             except Exception:
                 found = [traceback.format_exc()]
             wrong[f"{name}-{level}-{keep}"] = "\n".join(found)
+    for name in WATCHED:
+        without = programs.run(name, programs.Nothing, "npu")
+        for calls in (None, True):
+            folder = Path(sys.argv[1]) / f"{name}-watch-{calls}"
+            found = programs.differences(without, programs.run(name, watching(folder, calls), "npu"))
+            wrong[f"{name}-watch-{calls}"] = "\n".join([*found, *(text for text in recorded(folder)[1] if not allowed(text))])
     print(json.dumps(wrong))
 
 

@@ -16,6 +16,7 @@ import torch
 
 import ulpscope
 from tests.harmless import programs
+from ulpscope.model import NonFinite
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
@@ -31,7 +32,8 @@ SOME = [(name, "api", "statistics") for name in NAMES] + [(name, *OTHERS[i % len
 ALL = [case for case in itertools.product(NAMES, LEVELS, KEEPS) if case not in SOME]
 
 # What a capture says it does not see, and may.
-STATEMENTS = ("torch.compile",)
+STATEMENTS = ("torch.compile", "GradScaler skipped it")
+WATCHED = [name for number, name in enumerate(NAMES) if number % 2 == 0]
 
 
 def recording(folder: Path, level: str, keep: str) -> Any:
@@ -39,6 +41,15 @@ def recording(folder: Path, level: str, keep: str) -> Any:
 
     def record(model: Any = None, optimizer: Any = None) -> ulpscope.Capture:
         return ulpscope.Capture(folder / "run", model, optimizer=optimizer, level=level, keep=keep)
+
+    return record
+
+
+def watching(folder: Path, calls: bool | None = None) -> Any:
+    """What a program calls to be watched for inf and NaN."""
+
+    def record(model: Any = None, optimizer: Any = None) -> ulpscope.Capture:
+        return ulpscope.Capture(folder / "run", model, optimizer=optimizer, watch=NonFinite(limit=None, calls=calls))
 
     return record
 
@@ -67,6 +78,14 @@ def check(name: str, level: str, keep: str, folder: Path) -> None:
     assert calls >= 2 or (name == "functional_transforms" and level == "module")
 
 
+def check_watched(name: str, folder: Path, calls: bool | None) -> None:
+    without = programs.run(name, programs.Nothing)
+    watched = programs.run(name, watching(folder, calls))
+    assert not (found := programs.differences(without, watched)), "\n".join(found)
+    _, complaints = recorded(folder)
+    assert [text for text in complaints if not allowed(text)] == []
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -88,6 +107,18 @@ def test_every_bit_is_compared(changed: torch.Tensor) -> None:
 @pytest.mark.parametrize(("name", "level", "keep"), SOME)
 def test_recording_changes_nothing(name: str, level: str, keep: str, tmp_path: Path) -> None:
     check(name, level, keep, tmp_path)
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_watching_changes_nothing(name: str, tmp_path: Path) -> None:
+    check_watched(name, tmp_path, calls=None if len(name) % 2 else False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("calls", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_watching_changes_nothing_in_any_program(name: str, calls: bool, tmp_path: Path) -> None:
+    check_watched(name, tmp_path, calls)
 
 
 @pytest.mark.long

@@ -75,10 +75,13 @@ def train(capture: Any, steps: int = 2, *, model: Any = None) -> Any:
     return loss.detach()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+WATCHES: list[dict[str, Any]] = [{"watch": "nonfinite"}, {"watch": "nonfinite", "level": "module"}]
+
+
+@pytest.mark.parametrize("options", [*({"level": level} for level in LEVELS), *WATCHES], ids=str)
 @pytest.mark.parametrize("ending", ["end", "exception"])
-def test_everything_is_the_very_object_it_was(level: str, ending: str, tmp_path: Path) -> None:
-    with ulpscope.Capture(tmp_path / "first", level=level) as capture:  # whatever torch imports lazily is imported now
+def test_everything_is_the_very_object_it_was(options: dict[str, Any], ending: str, tmp_path: Path) -> None:
+    with ulpscope.Capture(tmp_path / "first", **options) as capture:  # whatever torch imports lazily is imported now
         train(capture)
     model = programs.Gpt()
     before, states_before = snapshot(), states()
@@ -87,7 +90,7 @@ def test_everything_is_the_very_object_it_was(level: str, ending: str, tmp_path:
         for name, module in model.named_modules()
     }
     try:
-        with ulpscope.Capture(tmp_path / "second", model, level=level) as capture:
+        with ulpscope.Capture(tmp_path / "second", model, **options) as capture:
             train(capture, model=model)
             if ending == "exception":
                 raise programs.Oops("in the middle")
@@ -167,8 +170,10 @@ print("done")
     assert any(record.call.short == "linear" for record in run.records(0, 0))
 
 
-@pytest.mark.parametrize("level", ["api", "op"])
-def test_fifty_steps_leave_memory_flat(level: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{"level": "api", "keep": "tensors"}, {"level": "op", "keep": "tensors"}, {"watch": "nonfinite"}], ids=str
+)
+def test_fifty_steps_leave_memory_flat(options: dict[str, Any], tmp_path: Path) -> None:
     model, x = programs.Mlp(), torch.randn(64, 8)
     optimizer = programs.adam(model)
 
@@ -183,7 +188,7 @@ def test_fifty_steps_leave_memory_flat(level: str, tmp_path: Path) -> None:
         gc.collect()
         return sum(1 for thing in gc.get_objects() if type(thing) is torch.Tensor)
 
-    with ulpscope.Capture(tmp_path / "run", model, level=level, keep="tensors") as capture:
+    with ulpscope.Capture(tmp_path / "run", model, **options) as capture:
         steps(capture, 15)
         tracemalloc.start()
         try:

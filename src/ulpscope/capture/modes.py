@@ -40,6 +40,10 @@ class ApiMode(TorchFunctionMode):
     def is_on(self) -> bool:
         return any(mode is self for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
+    def is_on_top(self) -> bool:
+        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        return bool(stack) and stack[-1] is self
+
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():

@@ -7,10 +7,7 @@ once, and training goes on.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -19,17 +16,18 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ulpscope.capture import active
 from ulpscope.capture.calls import caller, is_own_business
 from ulpscope.capture.modes import ApiMode, OpMode, remove_mode
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.patching import Patches
 from ulpscope.capture.recorder import CallRecorder, OpenCall
+from ulpscope.capture.safety import Safety
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.state import OptimizerProbe
 from ulpscope.capture.tensors import Keep
-from ulpscope.capture.torch_internals import graph_task, inside_transform, is_jit_tracing, without_function_modes
+from ulpscope.capture.torch_internals import graph_task, inside_transform, is_jit_tracing
 from ulpscope.capture.walk import Found, encode_arguments
-from ulpscope.errors import CaptureWarning
 from ulpscope.model import Arguments, LedgerEntry, Level, Sink, Slot
 
 __all__ = ["CaptureLevel", "CaptureSession"]
@@ -37,7 +35,6 @@ __all__ = ["CaptureLevel", "CaptureSession"]
 CaptureLevel: TypeAlias = Literal["api", "module", "both", "op"]
 
 _FUSED = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
-_SESSIONS: weakref.WeakSet[CaptureSession] = weakref.WeakSet()
 
 
 class CaptureSession:
@@ -69,12 +66,12 @@ class CaptureSession:
         self._recorder = CallRecorder(sink, rank=rank, keep=keep, selection=self._selection, modules=self._modules, guard=self._guard)
         self._optimizers = OptimizerProbe(self._modules, optimizers)
         self._patches = Patches()
+        self._safety = Safety(sink)
         self._mode: ApiMode | OpMode | None = None
         self._handles: list[Any] = []
         self._clock: weakref.ref[Any] | None = None
-        self._num_failures = 0
         self._is_active = False
-        self._is_broken = False
+        self._has_updated = False
         self._thread = 0
         self._begin(0)
 
@@ -86,7 +83,7 @@ class CaptureSession:
             return
         self._thread = threading.get_ident()
         self._is_active = True
-        _SESSIONS.add(self)
+        active.join(self)
         try:
             self._install()
         except BaseException:
@@ -105,7 +102,7 @@ class CaptureSession:
         if self._mode is not None:
             remove_mode(self._mode)
         self._recorder.forget()
-        _SESSIONS.discard(self)
+        active.leave(self)
         self._safely("close the run", self._close, complete)
 
     def step(self) -> None:
@@ -116,10 +113,8 @@ class CaptureSession:
         self._safely("close the step", self._end_step)
         self._begin(number + 1)
 
-    @staticmethod
-    def is_one_active() -> bool:
-        """Whether this process is being recorded; what is patched twice cannot be put back in any order."""
-        return len(_SESSIONS) > 0
+    def deactivate(self) -> None:
+        self._is_active = self._is_recording = False
 
     @property
     def is_recording(self) -> bool:
@@ -142,10 +137,10 @@ class CaptureSession:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _begin(self, step: int) -> None:
-        self._step = step
+        self._step = self._safety.step = step
         self._described: set[int] = set()
         self._recorder.begin_step(step)
-        self._is_recording = not self._is_broken and self._selection.wants_step(step) and self._selection.wants_rank(self._rank)
+        self._is_recording = not self._safety.is_broken and self._selection.wants_step(step) and self._selection.wants_rank(self._rank)
 
     def _end_step(self) -> None:
         self._recorder.flush_backward()
@@ -155,20 +150,17 @@ class CaptureSession:
                 self._on_step_end(self._step)
 
     def _close(self, complete: bool) -> None:
-        if complete and not self._is_broken:
+        if complete and not self._safety.is_broken:
             self._end_step()
         self._sink.close(complete=complete)
 
     # ---- failing without harm
 
     def _safely(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of our own work, or None and a line in the ledger."""
-        try:
-            with without_function_modes():
-                return function(*args)
-        except Exception as error:
-            self._failed(what, error)
-            return None
+        result = self._safety.run(what, function, *args)
+        if self._safety.is_broken:
+            self._is_recording = False
+        return result
 
     def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
         """A hook that does nothing once capture is over, and whose failure stays here."""
@@ -180,29 +172,6 @@ class CaptureSession:
                 alive._safely("record a backward call", function, *args)
 
         return hook
-
-    def _failed(self, what: str, error: Exception) -> None:
-        self._num_failures += 1
-        is_disk = isinstance(error, OSError)
-        if is_disk:
-            self._is_broken, self._is_recording = True, False
-        why = f"{type(error).__name__}: {error}"
-        try:
-            self._sink.note(LedgerEntry(what=what, why=why, step=self._step))
-        except Exception:
-            is_disk = True
-        if self._num_failures > 1:
-            return
-        rest = (
-            "recording has stopped; what was written stays readable"
-            if is_disk
-            else "the rest is recorded, and the ledger of the run has the details"
-        )
-        text = f"ulpscope could not {what} ({why}). Training goes on unchanged; {rest}."
-        try:
-            warnings.warn(text, CaptureWarning, stacklevel=2)
-        except Warning:
-            print(text, file=sys.stderr)
 
     # ---- calls
 
@@ -288,7 +257,7 @@ class CaptureSession:
         finally:
             if removed and self._mode is not None:
                 self._mode.__enter__()  # type: ignore[no-untyped-call]
-            self._is_recording = self._is_active and not self._is_broken
+            self._is_recording = self._is_active and not self._safety.is_broken
 
     def _describe_model(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._selection.wants_phase("start") or next(module.parameters(), None) is None:
@@ -337,6 +306,7 @@ class CaptureSession:
                 self._safely("record the end of a backward pass", self._recorder.flush_backward)
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._has_updated = True
         if self._wants_optimizer(optimizer):
             self._safely("record the gradients of an optimizer", self._take_gradients, optimizer)
 
@@ -365,11 +335,12 @@ class CaptureSession:
         self._recorder.write_state(f"optimizer.{type(optimizer).__name__}", "optimizer", found, arguments, gradients)
 
     def _around_scaler(self, original: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        step = self._step
+        step, self._has_updated = self._step, False
         result = original(scaler, optimizer, *args, **kwargs)
-        if self._find_steps and self._is_active and self._step == step and (self._clock is None or self._clock() is optimizer):
+        if self._is_active and not self._has_updated:
             self._safely("write a note", self._sink.note, LedgerEntry(what="see an optimizer step", why="GradScaler skipped it", step=step))
-            self.step()
+            if self._find_steps and self._step == step and (self._clock is None or self._clock() is optimizer):
+                self.step()
         return result
 
 
@@ -383,11 +354,3 @@ def _has_fast_path(module: torch.nn.Module) -> bool:
 def _is_compiled(module: torch.nn.Module) -> bool:
     return "_orig_mod" in module._modules or module._compiled_call_impl is not None
 
-
-def _deactivate_in_child() -> None:
-    """A forked worker has no business with its parent's run."""
-    for session in list(_SESSIONS):
-        session._is_active = session._is_recording = False
-
-
-os.register_at_fork(after_in_child=_deactivate_in_child)

@@ -67,8 +67,12 @@ class OptimizerProbe:
 
     def gradients_of(self, optimizer: Any) -> list[Found]:
         """The gradients that the step is about to use. Asked for before everything else of a step: names are looked up here."""
+        return [(Slot.parse(f"gradient.{name}"), p.grad) for name, p in self.names_of(optimizer) if p.grad is not None]
+
+    def names_of(self, optimizer: Any) -> list[tuple[str, Any]]:
+        """Every parameter of an optimizer with its name in the model."""
         self._names = {id(parameter): name for root in self._modules.roots() for name, parameter in self._modules.named_parameters(root)}
-        return [(Slot.parse(f"gradient.{name}"), p.grad) for name, p in self._named(optimizer) if p.grad is not None]
+        return self._named(optimizer)
 
     def results_of(self, optimizer: Any) -> list[Found]:
         """Parameters and optimizer state as the step left them."""

@@ -16,6 +16,7 @@ from torch.utils import _python_dispatch
 
 __all__ = [
     "ACCUMULATE_GRAD",
+    "Quiet",
     "blind",
     "current_node",
     "graph_task",
@@ -24,6 +25,7 @@ __all__ = [
     "is_jit_tracing",
     "is_traced",
     "next_sequence_number",
+    "saved_tensors",
     "sequence_number",
     "storage_identity",
     "without_function_modes",
@@ -82,6 +84,45 @@ def is_jit_tracing() -> bool:
 
 without_function_modes = torch._C.DisableTorchFunction
 """A context in which no __torch_function__ mode or subclass, the user's or ours, sees what we do."""
+
+
+def saved_tensors(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """What an autograd node keeps of its forward call, while it keeps it: by name, `self` of `_saved_self`."""
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            try:
+                value = getattr(node, name)
+            except RuntimeError:  # given back already, or changed in place since
+                continue
+            if isinstance(value, torch.Tensor):
+                yield name.removeprefix("_saved_"), value
+    try:
+        kept = getattr(node, "saved_tensors", ())
+    except RuntimeError:
+        return
+    yield from ((str(number), value) for number, value in enumerate(kept) if isinstance(value, torch.Tensor))
+
+
+class Quiet:
+    """The same as `blind` for a hot path: a microsecond where the user has no dispatch mode. Autocast stays as it is."""
+
+    __slots__ = ("_blind", "_grad", "_guard")
+
+    def __enter__(self) -> None:
+        self._blind: Any = None
+        self._guard = without_function_modes()
+        self._guard.__enter__()
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        if torch._C._len_torch_dispatch_stack():
+            self._blind = blind()
+            self._blind.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._blind is not None:
+            self._blind.__exit__(None, None, None)
+        torch._C._set_grad_enabled(self._grad)
+        self._guard.__exit__(None, None, None)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest and largest value of a tensor: one reading that tells of NaN, infinities and how near the end of the dtype is.
+
+On the CPU it is read at once. On an accelerator nobody waits: tensors are collected, one launch over all of them leaves their largest
+magnitudes in device memory, and the host learns of them when the device is done anyway, at the end of the step at the latest.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ulpscope.capture.torch_internals import Quiet, is_fake, is_traced
+
+__all__ = ["FLOATS", "DeferredExtremes", "is_plain_here", "is_readable", "local_values", "read_extremes"]
+
+FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+_RARE = frozenset(
+    getattr(torch, name)
+    for name in ("complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    if hasattr(torch, name)
+)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_BATCH = 64
+_ANY = -2
+_MOST_HELD_BYTES = 1 << 30
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has floating values that can be looked at."""
+    dtype = tensor.dtype
+    if dtype not in FLOATS and dtype not in _RARE:
+        return False
+    if type(tensor) in _PLAIN and tensor.is_cpu:
+        return tensor.layout is torch.strided and not is_traced(tensor) and tensor.numel() > 0
+    if tensor.is_nested or tensor.layout is not torch.strided or is_fake(tensor) or is_traced(tensor):
+        return False
+    return not tensor.is_meta and tensor.numel() > 0
+
+
+def is_plain_here(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is readable and all of it is in this process, so that looking at it sets off nothing else."""
+    return is_readable(tensor) and local_values(tensor) is tensor
+
+
+def local_values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The values of this process: the local shard of a distributed tensor; None where a subclass of the user's stands in the way."""
+    if type(tensor) in _PLAIN or not tensor.is_cpu:
+        local = getattr(tensor, "to_local", None) if type(tensor) not in _PLAIN else None
+        return tensor if local is None else _sharded(local)
+    local = getattr(tensor, "to_local", None)
+    return None if local is None else _sharded(local)
+
+
+def _sharded(to_local: Callable[[], torch.Tensor]) -> torch.Tensor | None:
+    local = to_local()
+    return local if local.numel() else None
+
+
+def read_extremes(tensor: torch.Tensor) -> tuple[float, float]:
+    """The smallest and largest value; NaN where one is NaN. To be called inside `Quiet`, on what `is_readable`."""
+    if tensor.dtype not in FLOATS:
+        tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.float()
+    if tensor.is_contiguous():
+        low, high = torch.aminmax(tensor)
+    else:
+        low, high = tensor.amin(), tensor.amax()
+    return low.item(), high.item()
+
+
+class _Entry(Protocol):
+    def let_go(self) -> None: ...
+
+
+class _Learner(Protocol):
+    def learn(self, entries: list[Any], owners: list[int], magnitudes: torch.Tensor) -> None: ...
+
+
+class _Flight(NamedTuple):
+    """Magnitudes on their way: `owners` has the entry that each of them belongs to."""
+
+    entries: list[_Entry | int]
+    owners: list[int]
+    magnitudes: torch.Tensor
+    event: Any
+    size_bytes: int
+
+
+class DeferredExtremes:
+    """Reads the largest magnitudes of tensors on one accelerator, in order, without waiting for it.
+
+    The learner is told of the entries in the order in which they came; the number of a step stands where it ended. What was overwritten
+    before it was read is left out. Entries, and the tensors that they hold, are kept until then, up to a limit in bytes beyond which the
+    oldest let theirs go.
+    """
+
+    def __init__(self, device: torch.device, learner: _Learner) -> None:
+        self._device = device
+        self._learner = learner
+        self._entries: list[_Entry | int] = []
+        self._tensors: list[torch.Tensor] = []
+        self._owners: list[int] = []
+        self._versions: list[int] = []
+        self._size_bytes = 0
+        self._num_open_steps = 0
+        self._flights: deque[_Flight] = deque()
+        self._lock = threading.RLock()
+        self._stream: int | None = None
+        self._index = device.index or 0
+        self._is_cuda = device.type == "cuda"
+
+    def add(self, entry: _Entry, tensors: Iterable[torch.Tensor]) -> None:
+        """Have these looked at; on the stream that is current now."""
+        with self._lock:
+            if self._is_cuda:
+                self._follow_stream()
+            owner = len(self._entries)
+            self._entries.append(entry)
+            for tensor in tensors:
+                self._tensors.append(tensor)
+                self._owners.append(owner)
+                self._versions.append(_version(tensor))
+                self._size_bytes += tensor.nbytes
+            if len(self._tensors) >= _BATCH or self._size_bytes >= _MOST_HELD_BYTES:
+                self.launch()
+                self.poll()
+
+    def read_now(self, entry: _Entry, tensors: list[torch.Tensor]) -> None:
+        """Have these looked at before anything else happens to them, with everything that waits."""
+        with self._lock:
+            if self._is_cuda:
+                self._follow_stream()
+            self._owners += [len(self._entries)] * len(tensors)
+            self._entries.append(entry)
+            self._tensors += tensors
+            self._versions += [_ANY] * len(tensors)
+            self.launch()
+
+    def end_step(self, number: int) -> None:
+        """The learner is told that a step is over when everything of it has arrived; that is one step late at most."""
+        with self._lock:
+            self._entries.append(number)
+            self._num_open_steps += 1
+            self.launch()
+            self.poll(wait=not self._is_cuda)
+            while self._num_open_steps > 1:
+                self._land(self._flights.popleft())
+
+    def _follow_stream(self) -> None:
+        """What waits is read on the stream on which it was made."""
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        if stream != self._stream:
+            if self._stream is not None and self._tensors:
+                with torch.cuda.stream(_stream_at(self._stream, self._device)):
+                    self.launch()
+            self._stream = stream
+
+    def launch(self) -> None:
+        """Start to read what waits."""
+        with self._lock:
+            if not self._entries:
+                return
+            entries, tensors, owners, versions, size_bytes = self._entries, self._tensors, self._owners, self._versions, self._size_bytes
+            self._entries, self._tensors, self._owners, self._versions, self._size_bytes = [], [], [], [], 0
+            if self._is_cuda and torch.cuda.is_current_stream_capturing():  # nothing may be added to what the user records there
+                self._entries = [entry for entry in entries if isinstance(entry, int)]
+                return
+            with Quiet():
+                owners, magnitudes = _magnitudes(tensors, owners, versions)
+                magnitudes, event = self._send(magnitudes)
+            self._flights.append(_Flight(entries, owners, magnitudes, event, size_bytes))
+            if len(self._flights) > 1:
+                self._limit_memory()
+
+    def _send(self, magnitudes: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Start the copy to the host; where a device cannot say when it is done, the copy waits until it is asked for."""
+        if not self._is_cuda:
+            return magnitudes, None
+        host = torch.empty(magnitudes.shape, dtype=magnitudes.dtype, pin_memory=True)
+        host.copy_(magnitudes, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return host, event
+
+    def _limit_memory(self) -> None:
+        held = sum(flight.size_bytes for flight in self._flights)
+        for flight in self._flights:
+            if held <= _MOST_HELD_BYTES:
+                return
+            for entry in flight.entries:
+                if not isinstance(entry, int):
+                    entry.let_go()
+            held -= flight.size_bytes
+
+    def poll(self, *, wait: bool = False) -> None:
+        """Tell what has arrived; with `wait`, everything."""
+        with self._lock:
+            if wait:
+                self.launch()
+                self._fetch()
+            while self._flights and (wait or (self._flights[0].event is not None and self._flights[0].event.query())):
+                self._land(self._flights.popleft())
+
+    def _fetch(self) -> None:
+        """Bring what still lies on the device over in one transfer."""
+        there = [number for number, flight in enumerate(self._flights) if flight.event is None and flight.owners]
+        if not there:
+            return
+        with Quiet():
+            together = torch.cat([self._flights[number].magnitudes for number in there]).cpu()
+        parts = torch.split(together, [len(self._flights[number].owners) for number in there])
+        for number, part in zip(there, parts, strict=True):
+            self._flights[number] = self._flights[number]._replace(magnitudes=part)
+
+    def _land(self, flight: _Flight) -> None:
+        if flight.event is not None:
+            flight.event.synchronize()
+        self._num_open_steps -= sum(isinstance(entry, int) for entry in flight.entries)
+        self._learner.learn(flight.entries, flight.owners, flight.magnitudes)
+
+    def forget(self) -> None:
+        with self._lock:
+            self._entries, self._tensors, self._owners, self._versions, self._size_bytes = [], [], [], [], 0
+            self._flights.clear()
+
+
+def _stream_at(address: int, device: torch.device) -> torch.cuda.Stream:
+    if address == 0:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(address, device=device)  # type: ignore[no-untyped-call]
+
+
+def _magnitudes(tensors: list[torch.Tensor], owners: list[int], versions: list[int]) -> tuple[list[int], torch.Tensor]:
+    """The largest magnitude of every tensor that is as it was, and whose each is."""
+    groups: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = {}
+    for tensor, owner, version in zip(tensors, owners, versions, strict=True):
+        if version == _ANY or _version(tensor) == version:
+            group = groups.get(tensor.dtype)
+            if group is None:
+                group = groups[tensor.dtype] = ([], [])
+            group[0].append(owner)
+            group[1].append(tensor)
+    if not groups:
+        return [], torch.empty(0)
+    together = [torch.stack(torch._foreach_norm(_real(dtype, group), math.inf)) for dtype, (_, group) in groups.items()]
+    kept = [owner for group, _ in groups.values() for owner in group]
+    return kept, together[0] if len(together) == 1 else torch.cat([part.double() for part in together])
+
+
+def _real(dtype: torch.dtype, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    if dtype in FLOATS:
+        return tensors
+    if dtype.is_complex:
+        return [torch.view_as_real(tensor.resolve_conj()) for tensor in tensors]
+    return [tensor.float() for tensor in tensors]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live calls to records, for the watch: a few calls wholly, the calls around them as summaries of what is still there."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from ulpscope.capture.state import surrounding_modes
+from ulpscope.capture.tensors import TensorReader
+from ulpscope.capture.walk import Found, encode_arguments
+from ulpscope.model import Arguments, CallName, CallRecord, Frame, Level, Modes, Phase, Sink, Slot, Summary, TensorRecord
+from ulpscope.numerics.nonfinite import MASK_NOTE
+
+__all__ = ["EventWriter", "Place", "Remains", "SeenCall", "remains_of", "version_of"]
+
+
+class Place(NamedTuple):
+    """What identifies a call and outlives it: neither tensors nor graph nodes."""
+
+    op: str
+    number: int
+    module: str
+    level: Level
+    stack: tuple[Frame, ...]
+
+
+class Remains(NamedTuple):
+    """What is known of a tensor after it was looked at, without keeping it."""
+
+    slot: Slot
+    tensor: Callable[[], torch.Tensor | None]
+    version: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    low: float | None
+    high: float
+
+
+@dataclass(slots=True)
+class SeenCall:
+    """One call that was seen. Its arguments and results are kept only until they are known to be clean.
+
+    `before` are calls since the last one that was looked at, which were not; `versions` the versions that its tensors had when it was made,
+    where it is looked at late.
+    `more` gives what else it was given, `name_results` better names, `describe` settings and stack, `locate` the module whose parameters
+    these are and why it: asked only where something is wrong.
+    """
+
+    order: int
+    step: int
+    place: Place
+    phase: Phase
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    results: Sequence[Found] = ()
+    entering: Sequence[Found] = ()
+    owner: torch.nn.Module | None = None
+    before: Sequence[SeenCall] = ()
+    versions: Mapping[int, int] = field(default_factory=dict)
+    number: int | None = None
+    is_late: bool = False
+    are_parameters_gone: bool = False
+    note: str = ""
+    more: Callable[[], list[Found]] | None = None
+    name_results: Callable[[Sequence[Found]], list[Found]] | None = None
+    describe: Callable[[], tuple[dict[str, Any], tuple[Frame, ...]]] | None = None
+    locate: Callable[[Sequence[Slot]], tuple[Place, str] | None] | None = None
+    remains: Sequence[Remains] = ()
+    is_written: bool = False
+
+    def let_go(self) -> None:
+        self.args, self.kwargs, self.results, self.entering, self.before, self.owner = (), {}, (), (), (), None
+        self.more = self.describe = self.name_results = self.locate = None
+
+    def is_gone(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was written to after the call, so that it no longer holds what the call was given."""
+        if self.are_parameters_gone and isinstance(tensor, torch.nn.Parameter):
+            return True
+        version = self.versions.get(id(tensor))
+        return version is not None and version_of(tensor) != version
+
+    def look_around(self) -> None:
+        """Take down what is known only now."""
+        if self.number is not None:
+            self.place, self.number = self.place._replace(number=self.number), None
+        if self.more is not None:
+            self.entering, self.more = [*self.entering, *self.more()], None
+        if self.name_results is not None:
+            self.results, self.name_results = self.name_results(self.results), None
+        if self.describe is not None:
+            self.kwargs, stack = self.describe()
+            self.place, self.describe = self.place._replace(stack=stack), None
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _is_finite(result: Remains) -> bool:
+    return math.isfinite(result.high) and (result.low is None or math.isfinite(result.low))
+
+
+def remains_of(slot: Slot, tensor: torch.Tensor, low: float | None, high: float) -> Remains:
+    return Remains(slot, weakref.ref(tensor), version_of(tensor), tensor.dtype, tuple(tensor.shape), low, high)
+
+
+class EventWriter:
+    """Writes the records of one rank; a step is opened in the store with the first of them. Steps come in order."""
+
+    def __init__(self, sink: Sink, rank: int) -> None:
+        self._sink = sink
+        self._rank = rank
+        self._values = TensorReader("tensors", sink.keep)
+        self._statistics = TensorReader("statistics", sink.keep)
+        self._open_step: int | None = None
+
+    def end_step(self, step: int) -> None:
+        if self._open_step == step:
+            self._sink.end_step()
+            self._open_step = None
+
+    def has_written(self, step: int) -> bool:
+        return self._open_step == step
+
+    def forget(self) -> None:
+        """Forget what tensors held: they may have changed since."""
+        self._values.forget()
+        self._statistics.forget()
+
+    def write_wholly(self, call: SeenCall, replaced: dict[int, str], makers: dict[int, str]) -> None:
+        """Arguments, inputs, parameters and results, with their values.
+
+        `replaced` has a note for each input whose values are gone, `makers` for each tensor of which it is known who made it.
+        """
+        self._open(call.step)
+        arguments, found = encode_arguments(call.args, dict(call.kwargs))
+        found += list(call.entering)
+        slots = [self._input(slot, tensor, replaced, makers) for slot, tensor in found]
+        if call.owner is not None:
+            own = call.owner.named_parameters(recurse=False)
+            slots += [self._input(Slot("parameter", (name,)), tensor, replaced, {}) for name, tensor in own]
+        slots += [self._input(slot, tensor, {}, makers) for slot, tensor in call.results]
+        modes = surrounding_modes(found, call.owner)
+        self._write(call, slots, arguments if call.phase != "backward" else None, modes)
+
+    def _input(self, slot: Slot, tensor: torch.Tensor, replaced: dict[int, str], makers: dict[int, str]) -> TensorRecord:
+        note = replaced.get(id(tensor))
+        if note is None:
+            record = self._values.record(slot, tensor)
+            return record if id(tensor) not in makers else replace(record, note=makers[id(tensor)])
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return TensorRecord(slot=slot, dtype=dtype, shape=tuple(tensor.shape), device=str(tensor.device), note=note)
+
+    def write_briefly(self, call: SeenCall) -> None:
+        """What was given and what came, as statistics; only for calls whose tensors are still held."""
+        arguments, found = encode_arguments(call.args, dict(call.kwargs))
+        slots = [self._statistics.record(slot, tensor) for slot, tensor in (*found, *call.entering, *call.results)]
+        self._write(call, slots, arguments if call.phase == "forward" else None, None)
+
+    def write_remains(self, call: SeenCall) -> None:
+        """A call of the ring: statistics of results that are still there unchanged, the range of the others."""
+        if not call.is_written:
+            call.look_around()
+            self._write(call, [self._remains(result) for result in call.remains], None, None)
+
+    def _remains(self, result: Remains) -> TensorRecord:
+        tensor = result.tensor()
+        if tensor is not None and result.version == version_of(tensor) >= 0:
+            record = self._statistics.record(result.slot, tensor)
+            return record if _is_finite(result) else replace(record, note=MASK_NOTE)
+        summary = Summary(math.prod(result.shape), result.low, result.high)
+        note = "no longer in memory: its range alone is known" if result.low is not None else "its largest magnitude alone is known"
+        if not _is_finite(result):
+            note = MASK_NOTE
+        return TensorRecord(
+            slot=result.slot, dtype=str(result.dtype).removeprefix("torch."), shape=result.shape, summary=summary, note=note
+        )
+
+    def write_state(self, op: str, step: int, order: int, slots: list[TensorRecord], arguments: Arguments | None) -> None:
+        """What is not a call: the outcome of a step, the ranges of a run."""
+        self._write(SeenCall(order, step, Place(op, 0, "", "state", ()), "optimizer"), slots, arguments, None)
+
+    def _write(self, call: SeenCall, slots: list[TensorRecord], arguments: Arguments | None, modes: Modes | None) -> None:
+        self._open(call.step)
+        place = call.place
+        call.is_written = True
+        self._sink.write(
+            CallRecord(
+                rank=self._rank,
+                step=call.step,
+                order=call.order,
+                call=CallName(place.op, place.number),
+                phase=call.phase,
+                level=place.level,
+                module=place.module,
+                arguments=arguments,
+                modes=modes,
+                slots=tuple(slots),
+                stack=place.stack,
+            )
+        )
+
+    def _open(self, step: int) -> None:
+        if self._open_step != step:
+            self._sink.begin_step(step)
+            self._open_step = step

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls are checked in processes of their own: a crash or a hang costs that call, and a check that was ended goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.check import loose_cannon
+from ulpscope import Capture, InputError
+from ulpscope.model.checks import CheckedCall
+from ulpscope.workflows.check_frames import Journal
+from ulpscope.workflows.checking import check_run
+
+MODULE = "tests.check.loose_cannon"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("processes") / "run"
+    torch.manual_seed(0)
+    with Capture(path, keep="tensors") as capture:
+        x = torch.randn(8, 8).requires_grad_()
+        F.gelu(x).sum().backward()
+        loose_cannon.crash(x.detach())
+        loose_cannon.hang(x.detach())
+        loose_cannon.noisy(x.detach())
+        loose_cannon.Cube.apply(x).sum().backward()
+        F.silu(x)
+        capture.step()
+    return path
+
+
+def test_a_crash_and_a_hang_cost_one_call_each(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ULPSCOPE_TEST_CANNON", "1")
+    check = check_run(run, imports=[MODULE], timeout_s=6, jobs=2, select=["*gelu*", "*loose_cannon*", "*silu*", "*Cube*"])
+    found = {f"{call.call.op} {call.phase}": (call.status, call.reason) for call in check.calls}
+    crashed = found.pop("ops.loose_cannon.crash.default forward", None) or found.pop("ops.loose_cannon.crash forward")
+    hung = found.pop("ops.loose_cannon.hang.default forward", None) or found.pop("ops.loose_cannon.hang forward")
+    assert crashed == ("failed", "ended its process (SIGABRT) on cpu")
+    assert hung == ("failed", "took more than 6 s on cpu")
+    assert {status for status, _ in found.values()} == {"passed"}, found
+    assert {"functional.gelu forward", "functional.gelu backward", "Function.Cube forward", "Function.Cube backward"} <= set(found)
+
+
+def test_a_device_that_is_not_here_is_said_in_one_sentence(run: Path) -> None:
+    with pytest.raises(InputError, match="the device 'nonsense' cannot be used here"):
+        check_run(run, device="nonsense")
+    with pytest.raises(InputError, match="cannot import 'no.such.module'"):
+        check_run(run, imports=["no.such.module"])
+
+
+def test_a_check_goes_on_where_it_was_ended(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    words = {"select": ["*gelu*", "*silu*"], "isolated": False, "journal": path}
+
+    class Ended(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise Ended
+
+    with pytest.raises(Ended):
+        check_run(run, **words, progress=stop)  # type: ignore[arg-type]
+    with path.open("ab") as stream:
+        stream.write(b"\x40\x00\x00\x00half a mess")
+    check = check_run(run, **words, resume=True)  # type: ignore[arg-type]
+    assert check.num_resumed == 2
+    assert [call.status for call in check.calls] == ["passed"] * 3
+    assert not path.exists()
+
+
+def test_the_journal_of_another_check_is_not_taken(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path, {"run": "elsewhere"}, resume=False)
+    journal.append(CheckedCall.of(_any_record(run), "cpu"))
+    journal.close(is_done=False)
+    with pytest.raises(InputError, match="the journal of another check"):
+        check_run(run, journal=path, resume=True, isolated=False)
+    path.write_bytes(b"something else")
+    with pytest.raises(InputError, match="no journal of a check"):
+        check_run(run, journal=path, resume=True, isolated=False)
+
+
+def _any_record(run: Path) -> object:
+    from ulpscope import open_run
+
+    return next(iter(open_run(run).records(0, 0)))
+
+
+def test_a_killed_command_leaves_a_journal_to_go_on_with(run: Path, tmp_path: Path) -> None:
+    """SIGKILL while a call hangs; what was found before is not looked for again."""
+    result = tmp_path / "check.json"
+    code = f"from tests.check.command import main; main({str(run)!r}, {str(result)!r})"
+    environment = {**os.environ, "ULPSCOPE_TEST_CANNON": "1"}
+    journal = tmp_path / "check.json.journal"
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, start_new_session=True) as child:
+        deadline = time.monotonic() + 120
+        while (not journal.exists() or journal.stat().st_size < 3000) and time.monotonic() < deadline and child.poll() is None:
+            time.sleep(0.1)
+        os.killpg(child.pid, signal.SIGKILL)
+    assert journal.exists()
+    environment.pop("ULPSCOPE_TEST_CANNON")
+    again = f"from tests.check.command import main; main({str(run)!r}, {str(result)!r}, '--resume')"
+    done = subprocess.run([sys.executable, "-c", again], env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "found before" in done.stdout
+    assert not journal.exists()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step at which two runs part is found, with the layer that left first; runs that only have other noise do not part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.health.training import FAULTS, train
+from ulpscope.errors import NotARunError, NothingComparableError
+from ulpscope.judge.series import LIMITS
+from ulpscope.store import create_run
+from ulpscope.store.series import SeriesSink, open_health
+from ulpscope.workflows.watching import compare_health
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("references")
+    return {optimizer: train(folder / optimizer, optimizer=optimizer) for optimizer in ("adamw", "sgd")}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "seed"), [("adamw", 1), ("adamw", 2), ("sgd", 2)], ids=["adamw", "adamw, other dropout", "sgd, other dropout"]
+)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_where_it_begins(fault: str, optimizer: str, seed: int, references: dict[str, Path], tmp_path: Path) -> None:
+    subject = train(tmp_path / "subject", fault=fault, seed=seed, optimizer=optimizer)
+    comparison = compare_health(subject, references[optimizer])
+    assert comparison.verdict == "diverges"
+    assert comparison.parted_at in (20, 21)
+    first = comparison.findings[0]
+    assert (first.level, first.step) == ("fault", comparison.parted_at)
+    assert first.module == ("" if fault == "learning rate" else "layers.1.up")
+    assert ("learning_rate is" in first.headline) == (fault == "learning rate")
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_fault_of_the_first_steps_is_found_too(at: int, references: dict[str, Path], tmp_path: Path) -> None:
+    comparison = compare_health(train(tmp_path / "subject", fault="corrupted", at=at), references["adamw"])
+    assert (comparison.parted_at, comparison.findings[0].module) == (at, "layers.1.up")
+    assert f"up to step {at - 1} both runs are equal bit by bit" in comparison.findings[0].evidence
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("seed", range(2, 5))
+def test_other_dropout_is_no_departure(seed: int, optimizer: str, references: dict[str, Path], tmp_path: Path) -> None:
+    comparison = compare_health(train(tmp_path / "subject", seed=seed, optimizer=optimizer), references[optimizer])
+    assert comparison.departures == ()
+    assert comparison.verdict == "together"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("seed", range(10, 40))
+def test_other_dropout_is_no_departure_in_longer_runs(seed: int, optimizer: str, tmp_path: Path) -> None:
+    one, other = (train(tmp_path / str(each), seed=each, optimizer=optimizer, steps=120) for each in (seed, seed + 1000))
+    assert compare_health(one, other).departures == ()
+
+
+def test_the_same_run_twice_is_the_same(references: dict[str, Path], tmp_path: Path) -> None:
+    comparison = compare_health(train(tmp_path / "again"), references["adamw"])
+    assert comparison.verdict == "same"
+    assert comparison.findings == ()
+    assert np.nanmin(comparison.similarity) == 1.0
+
+
+def test_every_limit_has_a_reason() -> None:
+    assert all(limit.value > 0 and len(limit.why) > 20 for limit in LIMITS.values())
+
+
+def test_runs_without_a_common_step_cannot_be_compared(references: dict[str, Path], tmp_path: Path) -> None:
+    first = next(iter(open_health(references["adamw"]).steps(0)))
+    path = create_run(tmp_path / "late", open_health(references["adamw"]).info)
+    sink = SeriesSink(path, 0)
+    sink.write(replace(first, step=900))
+    sink.close()
+    with pytest.raises(NothingComparableError, match="no step in common: the subject has steps 900 to 900, the reference steps 0 to 29"):
+        compare_health(path, references["adamw"])
+
+
+@pytest.mark.parametrize(("name", "words"), [("missing", "does not exist"), ("file", "is a file"), ("empty", "holds no series")])
+def test_what_is_no_watched_run_is_said_in_words(name: str, words: str, tmp_path: Path, references: dict[str, Path]) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotARunError, match=words):
+        compare_health(tmp_path / name, references["adamw"])

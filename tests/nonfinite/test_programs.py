@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first maker is named in every faulty program, and nothing is said against the harmless ones: live, and from statistics afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ulpscope
+from tests.nonfinite.programs import FAULTY, HARMLESS, Expected
+from ulpscope.model import NonFiniteReport
+from ulpscope.workflows.nonfinite import find_nonfinite
+
+WAYS = {"watched": {"watch": "nonfinite"}, "statistics": {"keep": "statistics"}}
+
+
+def report_of(program: Any, folder: Path, **options: Any) -> NonFiniteReport:
+    torch.manual_seed(0)
+    program(lambda model=None, optimizer=None: ulpscope.Capture(folder / "run", model, optimizer=optimizer, **options))
+    return find_nonfinite(folder / "run")
+
+
+def check(report: NonFiniteReport, expected: Expected) -> None:
+    first = report.first
+    assert first is not None, [event.headline for event in report.events]
+    assert first.kind == expected.kind, first.headline
+    if expected.op:
+        assert first.call.rpartition(".")[0].rpartition(".")[2] == expected.op, first.headline
+    if expected.phase:
+        assert first.phase == expected.phase, first.headline
+    if expected.module is not None:
+        assert first.module == expected.module, first.headline
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FAULTY)
+def test_the_first_maker_is_named(name: str, way: str, tmp_path: Path) -> None:
+    program, expected = FAULTY[name]
+    report = report_of(program, tmp_path, **WAYS[way])
+    check(report, expected)
+    first = report.first
+    assert first is not None
+    if way == "watched":
+        assert expected.says in f"{first.cause} {first.remedy}", (first.cause, first.remedy)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", HARMLESS)
+def test_the_harmless_give_no_alarm(name: str, way: str, tmp_path: Path) -> None:
+    report = report_of(HARMLESS[name], tmp_path, **WAYS[way])
+    assert report.first is None, report.first

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch as its user meets it: what it keeps, when it stops, and what it raises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ulpscope
+from tests.nonfinite.programs import Net, square, train
+from ulpscope.capture.watch import Watch
+from ulpscope.errors import NonFiniteError
+from ulpscope.model import CallRecord, NonFinite
+from ulpscope.workflows.nonfinite import find_nonfinite
+
+
+def run_of(folder: Path, program: Any, **options: Any) -> list[CallRecord]:
+    torch.manual_seed(0)
+    limits = {name: options.pop(name) for name in ("steps", "select", "max_bytes") if name in options}
+    program(lambda model=None, optimizer=None: ulpscope.Capture(folder / "run", model, watch=NonFinite(**options), **limits))
+    run = ulpscope.open_run(folder / "run")
+    assert [entry.why for entry in run.ledger(0)] == []
+    return [record for step in run.steps(0) for record in run.records(0, step)]
+
+
+def calls_of(records: list[CallRecord]) -> list[CallRecord]:
+    return [record for record in records if record.level != "state"]
+
+
+def overflowing(h: torch.Tensor) -> torch.Tensor:
+    for _ in range(6):
+        h = h * 1.0
+    return torch.exp(h * 0 + 100)
+
+
+def test_a_healthy_run_holds_nothing_but_ranges(tmp_path: Path) -> None:
+    records = run_of(tmp_path, lambda record: train(record, Net(), square, steps=3))
+    assert [str(record.call) for record in records] == ["state.range.0"]
+    assert records[0].slots
+
+
+def test_the_call_is_kept_wholly_and_the_ring_before_it_as_summaries(tmp_path: Path) -> None:
+    records = calls_of(run_of(tmp_path, lambda record: train(record, Net(overflowing), square), ring=4))
+    (culprit,) = [record for record in records if record.call.op == "torch.exp" and record.phase == "forward"]
+    assert all(slot.content is not None for slot in culprit.slots)
+    assert {str(slot.slot) for slot in culprit.slots} == {"input.0", "output.0"}
+    assert culprit.arguments is not None
+    assert culprit.arguments.args == ({"$tensor": "input.0"},)
+    assert culprit.source is not None
+    assert culprit.source.code == "return torch.exp(h * 0 + 100)"
+    before = [record for record in records if record.order < culprit.order]
+    assert [record.call.op for record in before] == ["Tensor.mul", "Tensor.mul", "Tensor.mul", "Tensor.add"]
+    for record in before:
+        (output,) = record.slots
+        assert output.content is None
+        assert output.summary is not None
+        assert output.summary.max is not None
+    data = ulpscope.open_run(tmp_path / "run").tensor(0, culprit.step, culprit.slots[0].content or "")
+    assert data.shape == (4, 8)
+
+
+def test_what_a_call_overwrote_is_said_to_be_gone(tmp_path: Path) -> None:
+    def middle(h: torch.Tensor) -> torch.Tensor:
+        scores = h * 0 + 3.0
+        return scores.div_(torch.zeros(8))
+
+    records = calls_of(run_of(tmp_path, lambda record: train(record, Net(middle), square)))
+    (culprit,) = [record for record in records if record.call.op == "Tensor.div_" and record.phase == "forward"]
+    gone, divisor = (slot for slot in culprit.slots if slot.slot.role == "input")
+    assert gone.summary is None
+    assert gone.content is None
+    assert gone.note == "overwritten by this call; before it, 3 to 3, as Tensor.add.0 left it"
+    assert divisor.content is not None
+
+
+def count(module: Any) -> Any:
+    return module.__dict__["__call__"]
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(1, {0}), (2, {0, 1}), (None, {0, 1, 2, 3})])
+def test_it_stops_after_so_many_or_never(tmp_path: Path, limit: int | None, steps: set[int]) -> None:
+    """The loss overflows in every step and no parameter is touched by it."""
+    original = count(nn.Module)
+    seen: list[Any] = []
+
+    def program(record: Any) -> None:
+        model = Net()
+        with record(model) as capture:
+            for _ in range(4):
+                torch.exp(model(torch.randn(4, 8)) * 0 + 100)
+                capture.step()
+                seen.append(count(nn.Module))
+
+    records = calls_of(run_of(tmp_path, program, limit=limit))
+    assert {record.step for record in records if record.call.op == "torch.exp"} == steps
+    assert (seen[-1] is original) == (limit is not None)
+    assert count(nn.Module) is original
+
+
+def test_parameters_that_are_lost_are_not_told_again_in_every_step(tmp_path: Path) -> None:
+    run_of(tmp_path, lambda record: train(record, Net(overflowing), square, steps=4), limit=None)
+    assert len(find_nonfinite(tmp_path / "run").faults) == 1
+
+
+def test_it_raises_where_the_value_is_made(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match=r"\+inf was made by the top level: torch\.exp\.0, forward, step 0 .*test_watch\.py:"):
+        run_of(tmp_path, lambda record: train(record, Net(overflowing), square), raise_error=True)
+    first = find_nonfinite(tmp_path / "run").first
+    assert first is not None
+    assert first.call == "torch.exp.0"
+
+
+def test_it_raises_before_bad_gradients_are_used(tmp_path: Path) -> None:
+    model = Net(lambda h: torch.sqrt(h * 0))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with pytest.raises(NonFiniteError, match=r"torch\.sqrt\.0, backward"):
+        run_of(tmp_path, lambda record: train(record, model, square), raise_error=True)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_what_the_scaler_skips_is_not_raised(tmp_path: Path) -> None:
+    from tests.nonfinite.programs import skipped_by_the_scaler
+
+    torch.manual_seed(0)
+    skipped_by_the_scaler(lambda model, optimizer: ulpscope.Capture(tmp_path / "run", model, watch=NonFinite(raise_error=True)))
+    report = find_nonfinite(tmp_path / "run")
+    assert {event.kind for event in report.events} == {"expected"}
+    assert "the scaler skipped the step" in report.events[0].remedy
+
+
+def test_swallowed_values_name_who_swallowed_them(tmp_path: Path) -> None:
+    from tests.nonfinite.programs import hidden_by_nan_to_num
+
+    run_of(tmp_path, hidden_by_nan_to_num)
+    (event, *_) = find_nonfinite(tmp_path / "run").events
+    assert (event.kind, event.level) == ("swallowed", "note")
+    assert event.swallowed_by.startswith("nan_to_num")
+
+
+def test_what_is_harmless_in_every_step_is_written_a_few_times_only(tmp_path: Path) -> None:
+    from tests.nonfinite.programs import Net
+
+    zeros = torch.zeros(3)
+    records = run_of(
+        tmp_path, lambda record: train(record, Net(), lambda net, step: square(net, step) + (zeros / zeros).nan_to_num().sum(), steps=8)
+    )
+    assert len({record.step for record in records if record.call.op == "Tensor.div"}) == 3
+
+
+@pytest.mark.parametrize(("options", "found"), [({"steps": [1]}, {1}), ({"steps": [5]}, set()), ({"select": "!*exp*"}, {0})])
+def test_steps_and_patterns_narrow_it(tmp_path: Path, options: dict[str, Any], found: set[int]) -> None:
+    def program(record: Any) -> None:
+        with record() as capture:
+            for _ in range(3):
+                torch.exp(torch.full((3,), 100.0))
+                torch.zeros(3) / torch.zeros(3)
+                capture.step()
+
+    records = calls_of(run_of(tmp_path, program, limit=None if "steps" in options else 1, **options))
+    whole = [record for record in records if any(slot.content for slot in record.slots)]
+    assert {record.step for record in whole} == found
+    if "select" in options:
+        assert {record.call.op for record in whole} == {"Tensor.div"}
+
+
+@pytest.mark.parametrize(("saturation", "is_found"), [(True, True), (None, False), (False, False)])
+def test_a_value_at_the_end_of_its_dtype_counts_where_it_is_asked_for(tmp_path: Path, saturation: bool | None, is_found: bool) -> None:
+    largest = torch.finfo(torch.float16).max
+
+    def middle(h: torch.Tensor) -> torch.Tensor:
+        return (h.half() * 0 + 60000).float().mul(2).clamp(max=largest).half().float()
+
+    run_of(tmp_path, lambda record: train(record, Net(middle), square, steps=1), saturation=saturation)
+    events = [event for event in find_nonfinite(tmp_path / "run").events if event.dtype == "float16"]
+    assert bool(events) is is_found
+    if is_found:
+        assert events[0].call == "Tensor.half.1"
+
+
+def test_a_watch_that_fails_never_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(Watch, "look_now", broken)
+    model = Net()
+    with pytest.warns(ulpscope.CaptureWarning, match="planted"):
+        train(lambda net, optimizer: ulpscope.Capture(tmp_path / "run", net, watch="nonfinite"), model, square)
+    assert any("planted" in entry.why for entry in ulpscope.open_run(tmp_path / "run").ledger(0))
+
+
+def test_an_optimizer_with_a_closure_is_watched(tmp_path: Path) -> None:
+    def program(record: Any) -> None:
+        model = Net()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+        with record(model):
+
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = torch.exp(model(torch.ones(4, 8)).mean() * 0 + 100)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    records = calls_of(run_of(tmp_path, program))
+    assert any(record.call.op == "torch.exp" and record.slots[0].content for record in records)
+
+
+def test_modules_alone_are_watched_where_that_is_asked_for(tmp_path: Path) -> None:
+    def program(record: Any) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).half()
+        with torch.no_grad():
+            model[1].weight.fill_(6e4)
+        train(record, model, lambda net, step: net(torch.ones(4, 8, dtype=torch.float16)).float().mean())
+
+    records = calls_of(run_of(tmp_path, program, calls=False))
+    (culprit,) = [record for record in records if record.phase == "forward" and any(slot.content for slot in record.slots)]
+    assert (culprit.level, culprit.module, str(culprit.call)) == ("module", "1", "module.Linear.1")
+    assert {str(slot.slot) for slot in culprit.slots} == {"input.0", "parameter.weight", "parameter.bias", "output.0"}
+
+
+def test_every_call_that_passes_it_on_can_be_kept_and_counted(tmp_path: Path) -> None:
+    """As the overflow check of older tools counts: the limit is one of calls, and reaching it raises."""
+
+    def middle(h: torch.Tensor) -> torch.Tensor:
+        return torch.exp(h * 0 + 100) * 2 + 1
+
+    with pytest.raises(NonFiniteError, match=r"torch\.exp\.0"):
+        run_of(tmp_path, lambda record: train(record, Net(middle), square), limit=3, passed_on=True, raise_error=True)
+    run = ulpscope.open_run(tmp_path / "run")
+    whole = [record for record in run.records(0, 0) if any(slot.content for slot in record.slots)]
+    assert [str(record.call) for record in whole] == ["torch.exp.0", "Tensor.mul.1", "Tensor.add.1"]
