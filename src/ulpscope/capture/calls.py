@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-__all__ = ["caller", "is_own_business", "makes_no_values", "op_name", "written_arguments"]
+__all__ = ["caller", "is_own_business", "makes_no_values", "op_name", "writes_silently", "written_arguments"]
 
 _VIEW_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
@@ -102,6 +102,13 @@ def written_arguments(func: Any) -> frozenset[int | str]:
     arguments = func._schema.arguments
     written = [(position, argument.name) for position, argument in enumerate(arguments) if argument.is_write]
     return frozenset(key for pair in written for key in pair)
+
+
+@functools.lru_cache(maxsize=8192)
+def writes_silently(op: str) -> bool:
+    """Whether a call writes to its first argument without always raising its version: unscaling, and lists of tensors in place."""
+    name = op.rpartition(".")[2]
+    return name.endswith("_") and name.startswith(("_foreach_", "_amp_foreach_", "_fused_"))
 
 
 @functools.lru_cache(maxsize=8192)

@@ -123,6 +123,11 @@ class CallRecorder:
         self._begun.clear()
         self.tensors.forget()
 
+    def forget_all(self, arguments: tuple[Any, ...]) -> None:
+        """Forget the values of every tensor in there."""
+        for _, tensor in tensors_in(arguments, "input"):
+            self.tensors.forget_storage(tensor)
+
     def open(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], level: Level) -> OpenCall | None:
         """Take down what is known before a call; None where it is not recorded."""
         in_backward = graph_task() != -1

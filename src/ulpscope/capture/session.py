@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.capture import active
-from ulpscope.capture.calls import caller, is_own_business
+from ulpscope.capture.calls import caller, is_own_business, writes_silently
 from ulpscope.capture.modes import ApiMode, OpMode, remove_mode
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.patching import Patches
@@ -189,7 +189,12 @@ class CaptureSession:
 
         `written` names arguments that the call is known to write to, where their version does not tell.
         """
-        if not self.is_recording or (level == "api" and is_own_business(caller(depth))):
+        if not self.is_recording:
+            return None
+        if level == "api" and writes_silently(op):
+            written |= {0}
+            self._safely(f"forget what {op} overwrites", self._recorder.forget_all, args[:1])
+        if level == "api" and is_own_business(caller(depth)):
             return None
         opened: OpenCall | None = self._safely(f"record the inputs of {op}", self._recorder.open, op, args, kwargs, level)
         if opened is not None:
