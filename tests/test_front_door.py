@@ -25,12 +25,20 @@ PUBLIC_NAMES = [
     "Finding",
     "InputError",
     "MissingDependencyError",
+    "NonFinite",
+    "NonFiniteError",
+    "NonFiniteReport",
     "Run",
     "TensorRecord",
     "UlpscopeError",
     "__version__",
+    "check_run",
+    "compare_health",
     "compare_runs",
+    "find_nonfinite",
+    "open_health",
     "open_run",
+    "watch",
 ]
 
 

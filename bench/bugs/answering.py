@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -45,11 +47,22 @@ def answer_all(cases: Sequence[Case], keeps: Sequence[str], peer: str | None, jo
         for case in cases:
             yield from work(case.name)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with, initargs=(os.getpid(),)) as pool:
         for at, answers in enumerate(pool.map(work, [case.name for case in cases])):
             if sys.stderr.isatty():
                 print(f"\r{at + 1}/{len(cases)}", end="\r", file=sys.stderr)
             yield from answers
+
+
+def _end_with(parent: int) -> None:
+    """Let this worker end when the command is killed, instead of going on alone."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def answer_case(name: str, keeps: Sequence[str], peer: str | None, runs: Path | None) -> list[Answer]:

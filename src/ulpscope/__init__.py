@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ulpscope.errors import CaptureWarning, InputError, MissingDependencyError, NonFiniteError, UlpscopeError
 
 if TYPE_CHECKING:
-    from ulpscope.model import CallRecord, Comparison, Finding, NonFinite, Run, TensorRecord
+    from ulpscope.model import CallRecord, Comparison, Finding, NonFinite, NonFiniteReport, Run, TensorRecord
     from ulpscope.store import open_health, open_run
     from ulpscope.workflows.capturing import Capture
+    from ulpscope.workflows.checking import check_run
     from ulpscope.workflows.comparing import compare_runs
     from ulpscope.workflows.nonfinite import find_nonfinite
     from ulpscope.workflows.watching import compare_health, watch
@@ -31,10 +32,12 @@ __all__ = [
     "MissingDependencyError",
     "NonFinite",
     "NonFiniteError",
+    "NonFiniteReport",
     "Run",
     "TensorRecord",
     "UlpscopeError",
     "__version__",
+    "check_run",
     "compare_health",
     "compare_runs",
     "find_nonfinite",
@@ -49,8 +52,10 @@ _HOMES = {
     "Comparison": "ulpscope.model",
     "Finding": "ulpscope.model",
     "NonFinite": "ulpscope.model",
+    "NonFiniteReport": "ulpscope.model",
     "Run": "ulpscope.model",
     "TensorRecord": "ulpscope.model",
+    "check_run": "ulpscope.workflows.checking",
     "compare_health": "ulpscope.workflows.watching",
     "compare_runs": "ulpscope.workflows.comparing",
     "find_nonfinite": "ulpscope.workflows.nonfinite",

@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, for processes that are started with a call of `main`."""
+"""`ulpscope check` in this process, or as the `main` of another."""
 
 from __future__ import annotations
 
-from ulpscope.cli import cli
+from click.testing import CliRunner, Result
+
+from ulpscope.cli import _COMMANDS, cli
+
+_COMMANDS.setdefault("check", "")
+HELPER = "tests.check.loose_cannon"
+
+
+def invoke(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["check", *map(str, words)])
 
 
 def main(run: str, result: str, *more: str) -> None:
-    cli.main(["check", run, "--json", result, "--import", "tests.check.loose_cannon", *more], prog_name="ulpscope")
+    cli.main(["check", run, "--json", result, "--import", HELPER, *more], prog_name="ulpscope")

@@ -147,7 +147,8 @@ NETWORKS = {
     "unet": Network(UNet, lambda: (torch.randn(2, 1, 16, 16), torch.randint(0, 2, (2, 16, 16))), F.cross_entropy),
     "experts": Network(Experts, lambda: (torch.randn(40, 8), torch.randn(40, 5)), F.mse_loss),
 }
-VARIANTS = {"float32": None, "amp": torch.bfloat16, "half": torch.float16}
+VARIANTS = ("float32", "amp", "half", "bfloat16")
+_LOW = {"half": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def record(
@@ -157,14 +158,14 @@ def record(
     torch.manual_seed(0)
     network = NETWORKS[name]
     model = network.build().to(device)
-    if variant == "half":
-        model = model.half()
+    low = _LOW.get(variant)
+    model = model.to(low) if low else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     amp = torch.autocast(device, torch.bfloat16) if variant == "amp" else nullcontext()
     with Capture(into, model=model, optimizer=optimizer, keep=keep, level=level) as capture:  # type: ignore[arg-type]
         for _ in range(steps):
             given, target = (one.to(device) for one in network.batch())
-            given = given.half() if variant == "half" and given.is_floating_point() else given
+            given = given.to(low) if low and given.is_floating_point() else given
             with amp:
                 loss = network.loss(model(given).float(), target)
             loss.backward()

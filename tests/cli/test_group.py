@@ -26,6 +26,10 @@ OPTIONS = {
         "--ranks",
         "--select",
         "--max-bytes",
+        "--watch",
+        "--watch-limit",
+        "--watch-raise",
+        "--watch-calls",
         "--seed",
         "--deterministic",
         "-m",
@@ -54,6 +58,27 @@ OPTIONS = {
         "--quiet",
     ],
     "refine": ["subject", "reference", "--into", "--mapping", "--quiet"],
+    "check": [
+        "run",
+        "--device",
+        "--reference-precision",
+        "--jobs",
+        "--select",
+        "--rules",
+        "--save-failures",
+        "--resume",
+        "--overflow",
+        "--seed",
+        "--timeout",
+        "--import",
+        "--csv",
+        "--xlsx",
+        "--json",
+        "--html",
+        "--quiet",
+    ],
+    "check-devices": ["subject", "reference", "--csv", "--json", "--edition", "--quiet"],
+    "nonfinite": ["run", "--json", "--html", "--quiet"],
     "watch": ["run", "--rank", "--interval", "--once"],
     "compare-health": ["subject", "reference", "--json", "--html", "--png", "--csv", "--quiet"],
     "show": ["run", "glob", "--step", "--rank", "--phase", "--stacks", "--arguments", "--tensor", "--json", "--all"],
@@ -74,7 +99,9 @@ def ulpscope_command(*arguments: str | Path, **options: Any) -> subprocess.Compl
 
 
 def test_the_commands() -> None:
-    assert cli.list_commands(click.Context(cli)) == ["run", "compare", "show", "demo"]
+    assert cli.list_commands(click.Context(cli)) == [
+        *("run", "compare", "refine", "check", "check-devices", "nonfinite", "show", "watch", "compare-health", "demo")
+    ]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -82,9 +109,7 @@ def test_the_options_of_a_command(name: str) -> None:
     assert [parameter.opts[-1] for parameter in command_named(name).params] == OPTIONS[name]
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["run"], ["compare"], ["show"], ["demo"]], ids=lambda arguments: arguments[0] if arguments else "top"
-)
+@pytest.mark.parametrize("arguments", [[], *([name] for name in OPTIONS)], ids=lambda arguments: arguments[0] if arguments else "top")
 def test_help_has_an_example(arguments: list[str]) -> None:
     result = CliRunner().invoke(cli, [*arguments, "--help"])
     assert result.exit_code == 0

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from ulpscope.capture.health import HealthSession
 from ulpscope.errors import CaptureWarning, InputError
 from ulpscope.model.series import Alert, HealthSeries
 from ulpscope.store.series import open_health
@@ -150,6 +151,41 @@ def test_granularity(granularity: Any, names: set[str], tmp_path: Path) -> None:
     squares = sum(found.values[0, row, 3] ** 2 * found.targets[row].numel for row in rows)
     assert squares == pytest.approx(sum(float(p.grad.square().sum()) for p in model.parameters()), rel=1e-5)
     assert found.histograms[0, rows].sum() == sum(p.numel() for p in model.parameters())
+
+
+def test_signs_of_a_layer_are_those_of_its_parameters(tmp_path: Path) -> None:
+    signs = {}
+    for granularity in ("parameter", "layer"):
+        model = network()
+        optimizer = sgd(model)
+        torch.manual_seed(1)
+        with watch(model, optimizer, into=tmp_path / granularity, quiet=True, granularity=granularity, num_samples=16) as health:
+            loss_of(model).backward()
+            optimizer.step()
+        found = series(health.path)
+        for place, target in enumerate(found.targets):
+            if target.kind == "gradient":
+                signs[target.name] = np.unpackbits(found.signs[0, place])
+        if granularity == "parameter":
+            gradients = {name: (p.grad.flatten() > 0).numpy() for name, p in model.named_parameters()}
+    np.testing.assert_array_equal(signs["2.weight"][:16], gradients["2.weight"])
+    np.testing.assert_array_equal(signs["2"].reshape(-1, 8)[-1, :2], gradients["2.bias"])
+
+
+def test_steps_with_the_same_rows_have_the_same_layout() -> None:
+    """A layout that is new each time would be written each time, and alerts would have no past."""
+    model, steps = network(), []
+    optimizer = sgd(model)
+    session = HealthSession(steps.append, models=[model], optimizers=[optimizer], activations="*", granularity="layer")
+    session.start()
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    session.stop()
+    assert len(steps) == 4
+    assert steps[1].layout is steps[2].layout is steps[3].layout
+    assert {target.kind for target in steps[3].layout.targets} >= {"activation", "gradient", "moment.momentum_buffer"}
 
 
 def test_every_nth_step(tmp_path: Path) -> None:

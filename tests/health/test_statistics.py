@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ulpscope.capture import statistics
-from ulpscope.capture.statistics import Sampler, measure
+from ulpscope.capture.statistics import Sampler, measure, traits
 from ulpscope.numerics.composing import compose, counts_of_intervals, equal_signs, norms, sample_positions
 
 BOUNDS = (-1.0, 0.0, 1.0)
@@ -35,7 +35,7 @@ def in_rows(tensors: list[torch.Tensor]) -> Any:
 
 
 def odd_tensors(dtype: torch.dtype) -> list[torch.Tensor]:
-    values = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(70_001, generator=torch.Generator().manual_seed(0))
     tensors = [
         values,
         values[:15].view(3, 5),
@@ -45,6 +45,7 @@ def odd_tensors(dtype: torch.dtype) -> list[torch.Tensor]:
         torch.full((7,), float("nan")),
     ]
     tensors += [values[:100] * 1e20, values[:1200].view(40, 30).t(), torch.zeros(0), values[:1]]
+    tensors += [torch.cat([torch.tensor([1e-30]), values[:50]]), torch.cat([torch.zeros(1), values[:50] * 1e-25])]
     tensors = [tensor.to(dtype) for tensor in tensors]
     tensors[3][17], tensors[3][5000], tensors[0][3] = float("inf"), float("nan"), 0.0
     return tensors
@@ -75,18 +76,27 @@ import sys, numpy as np, torch
 sys.path.insert(0, sys.argv[1])
 from tests.health.test_statistics import BOUNDS, finished, odd_tensors
 from ulpscope.capture import statistics, statistics_triton
-from ulpscope.capture.statistics import Sampler, measure
+from ulpscope.capture.statistics import Batch, Sampler, measure
+def lying(tensors):
+    found = statistics_triton.Readable(torch.device("cpu"), tuple(t.dtype for t in tensors), tuple(t.numel() for t in tensors))
+    found.move([tensor.data_ptr() for tensor in tensors])
+    return found
+tensors = []
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    tensors = [tensor for tensor in odd_tensors(dtype) if statistics_triton.can_read(tensor)]
-    assert len(tensors) >= 9, len(tensors)
-    pending = statistics._measure_with_triton(statistics_triton.readable(tensors), BOUNDS)
+    tensors += [tensor for tensor in odd_tensors(dtype) if statistics_triton.can_read(tensor)]
+readable = lying(tensors)
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    places = [place for place, tensor in enumerate(tensors) if tensor.dtype is dtype]
+    assert len(places) >= 9, len(places)
+    pending = statistics._measure_with_triton(readable, statistics_triton.Table(readable, places), BOUNDS)
     assert not statistics_triton.failure, statistics_triton.failure
-    np.testing.assert_allclose(finished(pending), finished(measure(tensors, BOUNDS)), rtol=3e-6, atol=1e-45)
+    expected = finished(measure([tensors[place] for place in places], BOUNDS))
+    np.testing.assert_allclose(finished(pending), expected, rtol=3e-6, atol=1e-45)
 tensors = [odd_tensors(dtype)[place] for place, dtype in ((1, torch.float32), (7, torch.bfloat16), (9, torch.float16), (4, torch.float32))]
 sampler = Sampler([np.arange(min(5, tensor.numel())) for tensor in tensors])
-taken = statistics_triton.sample_matrix(statistics_triton.readable(tensors), sampler.offsets(tensors))
+taken = statistics_triton.sample_matrix(lying(tensors), sampler.offsets(tensors))
 assert torch.equal(taken, sampler.take(tensors))
-rows = finished(statistics._measure_with_triton(statistics_triton.readable_rows(taken, sampler.counts), ()))
+rows = finished(statistics._measure_with_triton(*statistics_triton.readable_rows(taken, sampler.counts), ()))
 np.testing.assert_allclose(rows, finished(statistics.measure_rows(taken, sampler.counts)), rtol=3e-6)
 """
 
@@ -112,6 +122,17 @@ def test_shards_compose_to_the_whole(values: Any, cuts: list[int]) -> None:
     np.testing.assert_allclose(joined, expected, rtol=1e-9, atol=1e-9 * np.nan_to_num(expected[3]))
 
 
+@given(st.lists(st.integers(-1, 3), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_groups_compose_as_each_does_alone(groups: list[int], random: Any) -> None:
+    shards = [torch.tensor([random.choice([0.0, 1.5, -2.0, float("nan")]) for _ in range(random.randrange(1, 4))]) for _ in groups]
+    values, numel = finished(measure(shards)), np.array([len(shard) for shard in shards], dtype=np.int64)
+    found = compose(values, numel, np.array(groups), 4)
+    for group in range(4):
+        mine = [shard for shard, other in zip(shards, groups, strict=True) if other == group]
+        expected = finished(measure([torch.cat(mine)]))[0] if mine else np.full(6, np.nan)
+        np.testing.assert_allclose(found[group], expected, rtol=1e-12, atol=1e-15)
+
+
 def test_norms_are_over_finite_elements() -> None:
     rows = finished(measure([torch.tensor([3.0, 4.0]), torch.tensor([3.0, float("nan"), 4.0])]))
     assert norms(rows, np.array([2, 3])).tolist() == pytest.approx([5.0, 5.0])
@@ -135,6 +156,27 @@ def test_equal_signs_count_only_what_was_sampled() -> None:
     one, other = np.array([[0b10100000]], dtype=np.uint8), np.array([[0b10010000]], dtype=np.uint8)
     assert equal_signs(one, other, np.array([4])).tolist() == [0.5]
     assert np.isnan(equal_signs(one, other, np.array([0]))).all()
+
+
+class Own(torch.Tensor): ...
+
+
+def test_traits_tell_tensors_that_moved_from_tensors_that_changed() -> None:
+    one = torch.zeros(2, 3, 4, 5)
+    (address,), forms = traits([one])
+    assert address == one.data_ptr()
+    assert traits([one.clone()])[1] == forms
+    own, turned = one.as_subclass(Own), one.to(memory_format=torch.channels_last)
+    assert all(traits([other])[1] != forms for other in (one.double(), one[:1], turned, own))
+    assert traits([own, one])[1] != traits([own, turned])[1]
+
+
+def test_memory_that_was_given_back_holds_nothing() -> None:
+    gone = torch.ones(100)
+    gone.untyped_storage().resize_(0)
+    rows = finished(measure([gone, torch.ones(3)], BOUNDS))
+    assert np.isnan(rows[0, :4]).all()
+    assert rows[1, :4].tolist() == [1.0] * 4
 
 
 def test_a_sampler_reads_in_index_order_whatever_the_memory_format() -> None:

@@ -234,3 +234,15 @@ def test_every_call_that_passes_it_on_can_be_kept_and_counted(tmp_path: Path) ->
     run = ulpscope.open_run(tmp_path / "run")
     whole = [record for record in run.records(0, 0) if any(slot.content for slot in record.slots)]
     assert [str(record.call) for record in whole] == ["torch.exp.0", "Tensor.mul.1", "Tensor.add.1"]
+
+
+@pytest.mark.parametrize("options", [{"watch": "nonfinite"}, {"keep": "statistics"}])
+def test_what_was_swallowed_is_not_blamed_for_what_another_call_did(tmp_path: Path, options: dict[str, Any]) -> None:
+    zeros = torch.zeros(3)
+
+    def middle(h: torch.Tensor) -> torch.Tensor:
+        return torch.exp(h * 0 + 100) + (zeros / zeros).nan_to_num().sum()
+
+    train(lambda model, optimizer: ulpscope.Capture(tmp_path / "run", model, **options), Net(middle), square, steps=1)
+    found = {event.call: (event.kind, event.level) for event in find_nonfinite(tmp_path / "run").events}
+    assert found == {"torch.exp.0": ("made", "fault"), "Tensor.div.0": ("swallowed", "note")}

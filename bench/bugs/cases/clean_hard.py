@@ -252,20 +252,6 @@ def _overflowed(side: Side) -> Program:
     return Program(step=step, model=model, steps=4, machine=_machine(side, narrow_backend()))
 
 
-def _noisy(side: Side) -> Program:
-    """A denoiser: what it is trained on is noise of the backend's own generator."""
-    model = nn.Sequential(nn.Linear(WIDTH + 1, 32), nn.SiLU(), nn.Linear(32, WIDTH))
-    clean = torch.randn(2, 32, WIDTH)
-
-    def loss(index: int) -> Tensor:
-        time = torch.rand(32, 1)
-        noise = torch.randn_like(clean[index])
-        mixed = (1 - time) * clean[index] + time * noise
-        return F.mse_loss(model(torch.cat((mixed, time), dim=-1)), noise - clean[index])
-
-    return _stepped(model, loss, machine=OtherNoise() if side == "subject" else contextlib.nullcontext)
-
-
 def _zeroed(side: Side) -> Program:
     """Gradients are set to zero, or taken away."""
     model = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 5))
@@ -330,7 +316,6 @@ CASES = [
     _case("clean_saturation", "softmax, tanh and sigmoid at the end of their range", _saturated, "split-K products, other functions"),
     _case("clean_directions", "directions of vectors that are almost zero", _normalised, "operands in tf32, other norms and functions"),
     _case("clean_overflow", "a loss scale that overflows on both sides at first", _overflowed, "split-K products, other functions"),
-    _case("clean_noise_other_stream", "noise of the backend's own generator", _noisy, "another generator"),
     _case("clean_zeroed_gradients", "gradients set to zero against taken away", _zeroed),
     _case("clean_statistics", "statistics of many terms in another order", _statistics, "another order"),
     _case("clean_resizing", "resizing and pooling on another backend", _resized, "operands in float16, other norms and functions"),

@@ -202,7 +202,8 @@ def _contributions(starts: list[Any], edges: Edges, last: int) -> Iterable[tuple
             if following is None:
                 continue
             position = sequence_number(following)
-            slot = edges.leaves.get(id(following.variable)) if position == ACCUMULATE_GRAD else edges.nodes.get((following, output))
+            is_leaf = position == ACCUMULATE_GRAD
+            slot = edges.leaves.get(id(getattr(following, "variable", None))) if is_leaf else edges.nodes.get((following, output))
             if slot is not None:
                 leaving.append((number, Slot("gradient" if slot.role == "parameter" else "output", slot.path)))
             elif edges.first <= position < last and following not in seen:

@@ -116,13 +116,13 @@ class Cohort:
         """Whether every sampled position is here."""
         return all(member.owned.all() for member in self.members)
 
-    def targets(self, kind: str, dtypes: tuple[torch.dtype, ...]) -> tuple[HealthTarget, ...]:
-        """The rows of one kind, for tensors of these dtypes; the same object each time."""
-        key = (kind, dtypes)
+    def targets(self, kinds: Sequence[str], dtypes: Sequence[torch.dtype]) -> tuple[HealthTarget, ...]:
+        """The rows of these kinds, for tensors of these dtypes; the same object each time."""
+        key = (tuple(kinds), tuple(dtypes))
         found = self._targets.get(key)
         if found is None:
-            made = [_target(kind, member, str(dtype).removeprefix("torch.")) for member, dtype in zip(self.members, dtypes, strict=True)]
-            found = self._targets[key] = tuple(made)
+            each = zip(kinds, self.members, dtypes, strict=True)
+            found = self._targets[key] = tuple(_target(kind, member, str(dtype).removeprefix("torch.")) for kind, member, dtype in each)
         return found
 
     def sign_bits(self, matrix: Any) -> bytes:

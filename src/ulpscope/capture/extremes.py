@@ -58,7 +58,8 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _sharded(to_local: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-    local = to_local()
+    with Quiet():
+        local = to_local()
     return local if local.numel() else None
 
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import fnmatch
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -35,6 +36,13 @@ _MOST_COHORTS = 64
 # A hook on these, or inside them, makes them give up their fused kernels, which compute other bits.
 _FUSED = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 _MOST_PLANS = 256
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
+_NOTHING: dict[str, Any] = {}
+
+
+_Sought: TypeAlias = tuple[str, Member, torch.Tensor]
+"""What is to be measured: its kind, whose it is, and the tensor."""
 
 
 class _Entry(NamedTuple):
@@ -52,14 +60,16 @@ class _Group(NamedTuple):
 
     cohort: Cohort
     batch: Batch
+    targets: tuple[HealthTarget, ...]
     places: list[int]
 
 
 class _Found(NamedTuple):
-    """The groups of some tensors, good for as long as these have the same owners and lie where they lay."""
+    """The groups of some tensors, good for as long as these have the same owners and are what they were."""
 
     members: list[int]
-    traits: list[Any]
+    forms: tuple[list[Any], ...]
+    addresses: list[int]
     groups: list[_Group]
 
 
@@ -312,22 +322,23 @@ class HealthSession:
         self._add_gradients("unclipped", None, watched)
 
     def _add_gradients(self, kind: str, key: Any, watched: list[tuple[Member, torch.Tensor]], scale: torch.Tensor | None = None) -> None:
-        found = [(member, gradient) for member, parameter in watched if (gradient := _gradient(parameter)) is not None]
-        for number, (cohort, batch, tensors) in enumerate(self._groups_of((kind, key), found)):
+        found = [(kind, member, gradient) for member, parameter in watched if (gradient := _gradient(parameter)) is not None]
+        for number, (group, tensors) in enumerate(self._groups_of((kind, key), found)):
             self._open.entries[kind, key, number] = _Entry(
-                cohort.targets(kind, batch.dtypes),
-                batch.measure(tensors, self._bounds),
-                cohort,
-                batch.sample(tensors) > 0 if cohort.sampler.width else None,
+                group.targets,
+                group.batch.measure(tensors, self._bounds),
+                group.cohort,
+                group.batch.sample(tensors) > 0 if group.cohort.sampler.width else None,
                 None if scale is None else scale.clone(),
             )
 
-    def _values_before(self, key: int, watched: list[tuple[Member, torch.Tensor]]) -> tuple[list[tuple[Member, torch.Tensor]], list[Any]]:
-        chosen = [(member, parameter) for member, parameter in watched if parameter.requires_grad]
-        groups = self._groups_of(("update", key), chosen)
+    def _values_before(self, key: int, watched: list[tuple[Member, torch.Tensor]]) -> tuple[list[_Sought], list[Any]]:
+        kind = "update.exact" if self._exact_updates else "update"
+        sought = [(kind, member, parameter) for member, parameter in watched if parameter.requires_grad]
+        groups = self._groups_of(("update", key), sought)
         if self._exact_updates:
-            return chosen, [[tensor.clone() for tensor in tensors] for _, _, tensors in groups]
-        return chosen, [batch.sample(tensors) for cohort, batch, tensors in groups if cohort.sampler.width]
+            return sought, [[tensor.clone() for tensor in tensors] for _, tensors in groups]
+        return sought, [group.batch.sample(tensors) for group, tensors in groups if group.cohort.sampler.width]
 
     def _measure_results(self, optimizer: Any) -> None:
         if not self._is_wanted():
@@ -335,26 +346,23 @@ class HealthSession:
         watched = self._watched(optimizer)
         if "update" in self._kinds:
             self._add_updates(id(optimizer), *self._before.pop(id(optimizer), ([], [])))
-        state: dict[str, list[tuple[Member, torch.Tensor]]] = {}
+        sought: list[_Sought] = []
         if "parameter" in self._kinds:
-            state["parameter"] = watched
+            sought += [("parameter", member, parameter) for member, parameter in watched]
         if "moment" in self._kinds:
-            _collect_moments(optimizer, watched, state)
-        for kind, chosen in state.items():
-            for number, (cohort, batch, tensors) in enumerate(self._groups_of((kind, id(optimizer)), chosen)):
-                targets = cohort.targets(kind, batch.dtypes)
-                self._open.entries[kind, id(optimizer), number] = _Entry(targets, batch.measure(tensors, self._bounds))
+            sought += _moments(optimizer, watched)
+        for number, (group, tensors) in enumerate(self._groups_of(("state", id(optimizer)), sought)):
+            self._open.entries["state", id(optimizer), number] = _Entry(group.targets, group.batch.measure(tensors, self._bounds))
 
-    def _add_updates(self, key: int, chosen: list[tuple[Member, torch.Tensor]], before: list[Any]) -> None:
+    def _add_updates(self, key: int, sought: list[_Sought], before: list[Any]) -> None:
         if not before:
             return
-        for number, ((cohort, batch, tensors), values) in enumerate(zip(self._groups_of(("update", key), chosen), before, strict=True)):
+        for number, ((group, tensors), values) in enumerate(zip(self._groups_of(("update", key), sought), before, strict=True)):
             if self._exact_updates:
                 pending = measure([tensor - value for tensor, value in zip(tensors, values, strict=True)], self._bounds)
             else:
-                pending = measure_rows(batch.sample(tensors) - values, cohort.sampler.counts, self._bounds)
-            targets = cohort.targets("update.exact" if self._exact_updates else "update", batch.dtypes)
-            self._open.entries["update", key, number] = _Entry(targets, pending)
+                pending = measure_rows(group.batch.sample(tensors) - values, group.cohort.sampler.counts, self._bounds)
+            self._open.entries["update", key, number] = _Entry(group.targets, pending)
 
     def _measure_activation(self, path: str, output: Any) -> None:
         self._turn_to(("activation", path))
@@ -414,23 +422,34 @@ class HealthSession:
             return 0
         return max(1, round(self._num_samples * int(parameter.numel()) / max(size, 1)))
 
-    def _groups_of(self, slot: Any, pairs: list[tuple[Member, torch.Tensor]]) -> list[tuple[Cohort, Batch, list[torch.Tensor]]]:
-        """Members with their local tensors, those of one device together; what `slot` held before is used again if it still holds."""
-        members, tensors = [id(member) for member, _ in pairs], [local_part(tensor) for _, tensor in pairs]
-        now = traits(tensors)
+    def _groups_of(self, slot: Any, sought: list[_Sought]) -> list[tuple[_Group, list[torch.Tensor]]]:
+        """The local parts of tensors, those of one device together. What `slot` held before is used again if it still holds."""
+        tensors = [
+            tensor if type(tensor) in _PLAIN and tensor.layout is _STRIDED else local_part(tensor)  # most often, and without a call
+            for _, _, tensor in sought
+        ]
+        members = [id(member) for _, member, _ in sought]
+        addresses, forms = traits(tensors)
         found = self._found.get(slot)
-        if found is None or found.traits != now or found.members != members:
-            found = self._found[slot] = _Found(members, now, self._grouped([member for member, _ in pairs], tensors))
-        return [(cohort, batch, [tensors[place] for place in places]) for cohort, batch, places in found.groups]
+        if found is None or found.forms != forms or found.members != members:
+            found = self._found[slot] = _Found(members, forms, addresses, self._grouped(sought, tensors))
+        elif found.addresses != addresses:
+            found = self._found[slot] = found._replace(addresses=addresses)
+            for group in found.groups:
+                group.batch.move([addresses[place] for place in group.places])
+        if len(found.groups) == 1:
+            return [(found.groups[0], tensors)]
+        return [(group, [tensors[place] for place in group.places]) for group in found.groups]
 
-    def _grouped(self, members: list[Member], tensors: list[torch.Tensor]) -> list[_Group]:
+    def _grouped(self, sought: list[_Sought], tensors: list[torch.Tensor]) -> list[_Group]:
         places: dict[torch.device, list[int]] = {}
         for place, tensor in enumerate(tensors):
             places.setdefault(tensor.device, []).append(place)
         groups = []
         for device, at in places.items():
-            cohort = self._cohort(device, [members[place] for place in at])
-            groups.append(_Group(cohort, Batch([tensors[place] for place in at], cohort.sampler), at))
+            cohort, chosen = self._cohort(device, [sought[place][1] for place in at]), [tensors[place] for place in at]
+            targets = cohort.targets([sought[place][0] for place in at], [tensor.dtype for tensor in chosen])
+            groups.append(_Group(cohort, Batch(chosen, cohort.sampler), targets, at))
         return groups
 
     def _cohort(self, device: torch.device, members: list[Member]) -> Cohort:
@@ -572,16 +591,17 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else parameter.grad
 
 
-def _collect_moments(
-    optimizer: Any, watched: list[tuple[Member, torch.Tensor]], into: dict[str, list[tuple[Member, torch.Tensor]]]
-) -> None:
+def _moments(optimizer: Any, watched: list[tuple[Member, torch.Tensor]]) -> list[_Sought]:
     """The tensors of an optimizer's state that have the size of their parameter, by kind."""
-    if not isinstance(optimizer.state, dict):
-        return
+    state = optimizer.state
+    if not isinstance(state, dict):
+        return []
+    found: defaultdict[str, list[tuple[Member, torch.Tensor]]] = defaultdict(list)
     for member, parameter in watched:
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor) and key != "step" and value.numel() == member.global_numel:
-                into.setdefault(f"moment.{key}", []).append((member, value))
+        for key, value in state.get(parameter, _NOTHING).items():
+            if key != "step" and isinstance(value, torch.Tensor) and value.numel() == member.global_numel:
+                found[key].append((member, value))
+    return [(kind, member, value) for key, pairs in found.items() for kind in (f"moment.{key}",) for member, value in pairs]
 
 
 @lru_cache(maxsize=4096)

@@ -358,4 +358,3 @@ def _has_fast_path(module: torch.nn.Module) -> bool:
 
 def _is_compiled(module: torch.nn.Module) -> bool:
     return "_orig_mod" in module._modules or module._compiled_call_impl is not None
-

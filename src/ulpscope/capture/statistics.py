@@ -26,7 +26,7 @@ __all__ = ["Batch", "Pending", "Sampler", "measure", "measure_rows", "traits"]
 
 ROW = 8192
 _MOST_JOINED = 1 << 26
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -40,31 +40,55 @@ class Pending(NamedTuple):
 _Read: TypeAlias = Callable[[list[torch.Tensor], tuple[float, ...]], Pending]
 
 
-def traits(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """What a batch depends on: where the tensors lie, and in which form."""
-    return [
-        (each.data_ptr(), each.numel(), each.dtype, each.is_contiguous() or (each.shape, each.stride()), each.device)
-        if type(each) in _PLAIN
-        else (type(each), each.shape, each.dtype, each.device)
-        for each in tensors
-    ]
+def traits(tensors: Sequence[torch.Tensor]) -> tuple[list[int], tuple[list[Any], ...]]:
+    """What a batch depends on: where the tensors lie, and what they are. It is asked at every step, so it asks for little."""
+    if not _PLAIN.issuperset(map(type, tensors)):
+        return [_address(each) for each in tensors], ([_form(each) for each in tensors],)
+    return [each.data_ptr() for each in tensors], (
+        [each.numel() for each in tensors],
+        [each.dtype for each in tensors],
+        [each.get_device() for each in tensors],
+        [each.is_contiguous() or (each.shape, each.stride()) for each in tensors],
+    )
+
+
+def _form(tensor: torch.Tensor) -> Any:
+    strides = tensor.stride() if type(tensor) in _PLAIN else ()
+    return type(tensor), tensor.shape, tensor.dtype, tensor.device, strides
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Zero for what is read through its own operations only."""
+    return tensor.data_ptr() if type(tensor) in _PLAIN else 0
 
 
 class Batch:
-    """Plain dense tensors of one device, how they are measured, and where they are sampled. Use it where no mode is active."""
+    """Plain dense tensors of one device, how they are measured, and where they are sampled. Use it where no mode is active.
+
+    It is good for tensors of the same `traits`; when only their addresses are others, `move` is enough.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor], sampler: Sampler | None = None) -> None:
-        self.dtypes = tuple(tensor.dtype for tensor in tensors)
         self._sampler = sampler
+        self._offsets: torch.Tensor | None = None
+        self._readable: statistics_triton.Readable | None = None
         groups: dict[tuple[str, Any], list[int]] = {}
         for place, tensor in enumerate(tensors):
             groups.setdefault(_way(tensor), []).append(place)
-        self._parts = [(places, _reading(way, [tensors[place] for place in places])) for (way, _), places in groups.items()]
-        self._is_readable = {way for way, _ in groups} == {"triton"}
-        self._spots: tuple[Any, torch.Tensor] | None = None
+        self._ways = {way for way, _ in groups}
+        if "triton" in self._ways:
+            dtypes, numels = tuple(tensor.dtype for tensor in tensors), tuple(tensor.numel() for tensor in tensors)
+            self._readable = statistics_triton.Readable(tensors[0].device, dtypes, numels)
+            self._readable.move([_address(tensor) for tensor in tensors])
+        self._parts = [(places, self._reading(way, places)) for (way, _), places in groups.items()]
+
+    def move(self, addresses: Sequence[int]) -> None:
+        """The tensors lie elsewhere now."""
+        if self._readable is not None:
+            self._readable.move(addresses)
 
     def measure(self, tensors: Sequence[torch.Tensor], bounds: tuple[float, ...] = ()) -> Pending:
-        """Start to measure tensors of the same traits; the rows come back in their order."""
+        """Start to measure tensors; the rows come back in their order."""
         if len(self._parts) == 1:
             return self._parts[0][1](list(tensors), bounds)
         parts = [(places, read([tensors[place] for place in places], bounds)) for places, read in self._parts]
@@ -73,14 +97,22 @@ class Batch:
     def sample(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The values at the places of the sampler, one row for each tensor; rows that are shorter end with zeros."""
         assert self._sampler is not None
-        if self._is_readable and not statistics_triton.failure:
+        if self._readable is not None and self._ways == {"triton"} and not statistics_triton.failure:
             try:
-                if self._spots is None:
-                    self._spots = statistics_triton.readable(tensors), self._sampler.offsets(tensors)
-                return statistics_triton.sample_matrix(*self._spots)
+                if self._offsets is None:
+                    self._offsets = self._sampler.offsets(tensors)
+                return statistics_triton.sample_matrix(self._readable, self._offsets)
             except Exception as error:
                 statistics_triton.give_up(error)
         return self._sampler.take(tensors)
+
+    def _reading(self, way: str, places: list[int]) -> _Read:
+        if way == "cpu":
+            return _measure_on_cpu
+        if way == "rows" or self._readable is None:
+            return _measure_in_rows
+        where, table = self._readable, statistics_triton.Table(self._readable, places)
+        return lambda tensors, bounds: _measure_with_triton(where, table, bounds) or _measure_in_rows(tensors, bounds)
 
 
 def measure(tensors: Sequence[torch.Tensor], bounds: tuple[float, ...] = ()) -> Pending:
@@ -91,7 +123,7 @@ def measure(tensors: Sequence[torch.Tensor], bounds: tuple[float, ...] = ()) -> 
 def measure_rows(matrix: torch.Tensor, counts: tuple[int, ...], bounds: tuple[float, ...] = ()) -> Pending:
     """Start to measure the first `counts[row]` elements of each row of a matrix."""
     if _way(matrix)[0] == "triton" and matrix.is_contiguous():
-        pending = _measure_with_triton(statistics_triton.readable_rows(matrix, counts), bounds)
+        pending = _measure_with_triton(*statistics_triton.readable_rows(matrix, counts), bounds)
         if pending is not None:
             return pending
     return measure([row[:count] for row, count in zip(matrix.unbind(), counts, strict=True)], bounds)
@@ -118,15 +150,6 @@ def _way(tensor: torch.Tensor) -> tuple[str, Any]:
     return "rows", (tensor.device, tensor.dtype)
 
 
-def _reading(way: str, tensors: list[torch.Tensor]) -> _Read:
-    if way == "cpu":
-        return _measure_on_cpu
-    if way == "rows":
-        return _measure_in_rows
-    where = statistics_triton.readable(tensors)
-    return lambda tensors, bounds: _measure_with_triton(where, bounds) or _measure_in_rows(tensors, bounds)
-
-
 # ---- on the CPU
 
 
@@ -137,6 +160,8 @@ def _measure_on_cpu(tensors: list[torch.Tensor], bounds: tuple[float, ...]) -> P
 
 def _cpu_row(tensor: torch.Tensor, bounds: tuple[float, ...]) -> list[float]:
     dtype = _dtype_name(tensor.dtype)
+    if tensor.data_ptr() == 0:  # nothing, or memory that was given back
+        tensor = tensor.new_empty(0)
     plain = tensor if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg() else _dense(tensor)
     if dtype not in DTYPES:
         plain, dtype = plain.float(), "float32"
@@ -167,16 +192,16 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 # ---- with Triton
 
 
-def _measure_with_triton(tensors: statistics_triton.Readable, bounds: tuple[float, ...]) -> Pending | None:
+def _measure_with_triton(tensors: statistics_triton.Readable, table: statistics_triton.Table, bounds: tuple[float, ...]) -> Pending | None:
     """None where the kernels do not work."""
     if statistics_triton.failure:
         return None
     try:
-        sums, numel = statistics_triton.measure(tensors, bounds)
+        sums = statistics_triton.measure(tensors, table, bounds)
     except Exception as error:
         statistics_triton.give_up(error)
         return None
-    return Pending([sums], lambda arrays: _rows_of_sums(arrays[0], numel))
+    return Pending([sums], lambda arrays: _rows_of_sums(arrays[0], table.numel))
 
 
 # ---- anywhere: joined into rows of equal length

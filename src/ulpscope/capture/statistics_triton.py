@@ -1,61 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
 """All tensors of a model measured and sampled by a handful of launches, where triton is installed.
 
-What a launch has to know (where tensors lie, how large they are) stays on the device for as long as it is true; what is new travels
-there without waiting.
+What a launch has to know (how large tensors are, which of them go together) stays on the device for as long as it is true; where the
+tensors lie travels there when they have moved, without waiting.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["Readable", "can_read", "failure", "give_up", "measure", "readable", "readable_rows", "sample_matrix"]
+__all__ = ["Readable", "Table", "can_read", "failure", "give_up", "measure", "readable_rows", "sample_matrix"]
 
-ROW = 8192
-_WARPS = 8
+ROW = 32768
+HEIGHT, WIDTH, WARPS = 4, 1024, 4  # a tile that a program reads at a time, and by how many warps
 _BLOCK = 256
-_MOST_TABLES = 32
+_MOST_TABLES = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _CODES = {dtype: code for code, dtype in enumerate(_NAMES)}
 
 
-class _Table:
-    """Which row of which tensor each program reads."""
+class Table:
+    """Some of the tensors of a Readable, all of one dtype, and which row of which tensor each program reads."""
 
-    def __init__(self, numels: tuple[int, ...], device: torch.device) -> None:
-        self.numel = np.array(numels, dtype=np.float64)
-        lengths = np.array([max(1, -(-numel // ROW)) for numel in numels], dtype=np.int64)
+    def __init__(self, readable: Readable, places: Sequence[int]) -> None:
+        device = readable.device
+        numels = np.array([readable.numels[place] for place in places], dtype=np.int64)
+        lengths = np.maximum(1, -(-numels // ROW))
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        tensors = np.repeat(np.arange(len(numels), dtype=np.int64), lengths)
-        numbers = np.arange(starts[-1], dtype=np.int64) - starts[tensors]
+        self.dtype = readable.dtypes[places[0]]
+        self.numel = numels.astype(np.float64)
         self.num_rows = int(starts[-1])
-        self.numels, self.starts, self.tensors, self.numbers = (
-            _on_device(array, device) for array in (np.array(numels, dtype=np.int64), starts, tensors, numbers)
-        )
+        self.starts = _on_device(starts, device)
+        self.tensors = _on_device(np.repeat(np.array(places, dtype=np.int64), lengths), device)
+        self.numbers = _on_device(np.arange(starts[-1], dtype=np.int64) - np.repeat(starts[:-1], lengths), device)
 
 
-@dataclass(frozen=True)
 class Readable:
-    """Tensors on one device, with their addresses there; to be measured they have to share a dtype, to be sampled they need not."""
+    """Tensors on one device, and where they lie there since `move`."""
 
-    device: torch.device
-    dtypes: tuple[torch.dtype, ...]
-    numels: tuple[int, ...]
-    addresses: torch.Tensor
-    is_aligned: bool
+    def __init__(self, device: torch.device, dtypes: tuple[torch.dtype, ...], numels: tuple[int, ...]) -> None:
+        self.device, self.dtypes, self.numels = device, dtypes, numels
+        self.addresses: torch.Tensor | None = None
+
+    def move(self, addresses: Sequence[int]) -> None:
+        self.addresses = _on_device(np.array(addresses, dtype=np.int64), self.device)
 
     @cached_property
-    def table(self) -> _Table:
-        table: _Table = _kept(("table", self.device, self.numels), lambda: _Table(self.numels, self.device))
-        return table
+    def sizes(self) -> torch.Tensor:
+        sizes = np.array(self.numels, dtype=np.int64)
+        found: torch.Tensor = _kept(("sizes", self.device, self.numels), lambda: _on_device(sizes, self.device))
+        return found
 
     @cached_property
     def codes(self) -> torch.Tensor:
@@ -105,55 +106,41 @@ def _kernels() -> Any:
     return triton_kernels
 
 
-def measure(tensors: Readable, bounds: tuple[float, ...]) -> tuple[torch.Tensor, Any]:
-    """Float64 sums [tensors, 7 + counts] on the device, and the numbers of elements on the host."""
-    kernels, table, device = _kernels(), tensors.table, tensors.device
+def measure(tensors: Readable, table: Table, bounds: tuple[float, ...]) -> torch.Tensor:
+    """Float64 sums [tensors of the table, 7 + counts], on the device."""
+    kernels, device = _kernels(), tensors.device
     columns = 7 + (len(bounds) + 1 if bounds else 0)
     limits = _kept(("bounds", device, bounds), lambda: _on_device(np.array(bounds or [0.0], dtype=np.float32), device))
     partial = torch.empty((table.num_rows, columns), dtype=torch.float32, device=device)
-    whole = torch.empty((len(tensors.numels), columns), dtype=torch.float64, device=device)
+    whole = torch.empty((len(table.numel), columns), dtype=torch.float64, device=device)
     with _current(device):
         kernels.partial_rows[(table.num_rows,)](
             tensors.addresses,
-            table.numels,
+            tensors.sizes,
             table.tensors,
             table.numbers,
             limits,
             partial,
-            DTYPE=getattr(kernels.tl, _NAMES[tensors.dtypes[0]]),
+            DTYPE=getattr(kernels.tl, _NAMES[table.dtype]),
             ROW=ROW,
+            HEIGHT=HEIGHT,
+            WIDTH=WIDTH,
             NUM_BOUNDS=len(bounds),
             COLUMNS=columns,
-            IS_ALIGNED=tensors.is_aligned,
-            num_warps=_WARPS,
+            num_warps=WARPS,
         )
-        kernels.whole_rows[(len(tensors.numels),)](partial, table.starts, whole, COLUMNS=columns, BLOCK=_BLOCK)
-    return whole, table.numel
+        kernels.whole_rows[(len(table.numel),)](partial, table.starts, whole, COLUMNS=columns, BLOCK=_BLOCK)
+    return whole
 
 
-def readable(tensors: Sequence[torch.Tensor]) -> Readable:
-    """Tensors where they lie now."""
-    addresses, device = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64), tensors[0].device
-    return Readable(
-        device=device,
-        dtypes=tuple(tensor.dtype for tensor in tensors),
-        numels=tuple(tensor.numel() for tensor in tensors),
-        addresses=_on_device(addresses, device),
-        is_aligned=not (addresses % 16).any(),
-    )
-
-
-def readable_rows(matrix: torch.Tensor, counts: tuple[int, ...]) -> Readable:
+def readable_rows(matrix: torch.Tensor, counts: tuple[int, ...]) -> tuple[Readable, Table]:
     """The first `counts[row]` elements of each row of a contiguous matrix, as tensors of their own."""
     device, size = matrix.device, matrix.element_size() * matrix.shape[1]
-    steps = _kept(("steps", device, len(counts), size), lambda: _on_device(np.arange(len(counts), dtype=np.int64) * size, device))
-    return Readable(
-        device=device,
-        dtypes=(matrix.dtype,),
-        numels=counts,
-        addresses=steps + matrix.data_ptr(),
-        is_aligned=size % 16 == 0 and matrix.data_ptr() % 16 == 0,
-    )
+    steps = np.arange(len(counts), dtype=np.int64) * size
+    found = Readable(device, (matrix.dtype,) * len(counts), counts)
+    found.addresses = _kept(("steps", device, len(counts), size), lambda: _on_device(steps, device)) + matrix.data_ptr()
+    table = _kept(("rows", device, matrix.dtype, counts), lambda: Table(found, range(len(counts))))
+    return found, table
 
 
 def sample_matrix(tensors: Readable, offsets: torch.Tensor) -> torch.Tensor:
@@ -167,7 +154,7 @@ def sample_matrix(tensors: Readable, offsets: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _kept(key: tuple[Any, ...], make: Any) -> Any:
+def _kept(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """What was made for this key before, or is made now."""
     found = _tables.get(key)
     if found is None:

@@ -87,6 +87,11 @@ class _Step:
         if what not in self.reached:
             self.reached.append(what)
 
+    @property
+    def at_large(self) -> list[_Event]:
+        """What may be behind something bad later in the step: not what was swallowed, if there is anything else."""
+        return [event for event in self.events if event.last_touch != "swallowed"] or self.events
+
 
 class Watch:
     """Follows non-finite values through the calls of one rank. It installs nothing, and whoever calls it guards it.
@@ -228,7 +233,8 @@ class Watch:
     def probe(self, device: torch.device) -> None:
         """Learn whether a device stops at the end of a dtype; it is waited for, once."""
         asked = self._options.saturation
-        self._saturates[device.type] = asked if asked is not None else device.type != "cpu" and _stops_at_the_limit(device)
+        with Quiet():
+            self._saturates[device.type] = asked if asked is not None else device.type != "cpu" and _stops_at_the_limit(device)
 
     def _learn(self, call: SeenCall, extremes: list[tuple[float | None, float] | None]) -> None:
         leaving = CLEAN
@@ -309,7 +315,7 @@ class Watch:
         what = _REACHED.get(call.results[0][0].role, "parameters") if call.results else "parameters"
         step.reach(what)
         if step.events:
-            self._follow(call, "passed", step.events)
+            self._follow(call, "passed", step.at_large)
             return
         names = {slot.path for slot, _ in call.results}
         call.entering = [
@@ -485,8 +491,8 @@ class Watch:
                 self._trace(call, "made", {}, [event])
             elif leaving:
                 call.is_written = True  # what it was given is overwritten, so that nothing is worth a record
-                self._follow(call, "passed", step.events)
-                self._trace(call, "passed", {"made": leaving}, step.events)
+                self._follow(call, "passed", step.at_large)
+                self._trace(call, "passed", {"made": leaving}, step.at_large)
             call.let_go()
             self._ring.append(call)
 
@@ -498,7 +504,7 @@ class Watch:
 def _unknown(call: SeenCall, step: _Step, kinds: Kinds) -> tuple[Origin | None, _Event | None]:
     """Where not every call is seen in time, what nobody saw made is laid at the door of what began before."""
     if step.events and not kinds.is_mask and (call.is_late or call.place.level == "module"):
-        return "made", step.events[0]
+        return "made", step.at_large[0]
     return None, None
 
 
@@ -507,7 +513,7 @@ def _is_fault(step: _Step, event: _Event) -> bool:
     if step.is_skipped and is_of_scaling:
         return False
     if step.reached:
-        return True
+        return event in step.at_large
     if step.has_backward and event.phase == "forward":
         return False
     if step.has_update and event.phase == "backward":
@@ -518,7 +524,7 @@ def _is_fault(step: _Step, event: _Event) -> bool:
 def _in_backward(passage: Passage, is_given: bool, events: list[_Event], step: _Step) -> tuple[Passage, list[_Event]]:
     """A gradient is never a mask, and one that was not finite before is explained by what began earlier in the step."""
     if passage in ("masked", "soft", "given", "made") and is_given and step.events:
-        return "passed", events or step.events
+        return "passed", events or step.at_large
     return ("made" if passage in ("masked", "soft") else passage), events
 
 

@@ -23,6 +23,8 @@ _COMMANDS = {
     "run": "Record a training script without changing it.",
     "compare": "Compare two runs and name the first divergence.",
     "refine": "Choose the calls to record again with their values.",
+    "check": "Replay every recorded call against a higher precision.",
+    "check-devices": "Compare the checks of two devices: where does one err more?",
     "nonfinite": "Name the call that made the first inf or NaN.",
     "show": "Show what a run recorded.",
     "watch": "Draw the curves of a watched run while it trains.",

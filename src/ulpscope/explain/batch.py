@@ -38,9 +38,10 @@ def explain_batch(view: StepView) -> Finding | None:
 
 
 def _is_computed(view: StepView, batch: JudgedCall, slot: JudgedSlot) -> bool:
-    """Whether recorded calls made this value from something: then they are asked, not the data."""
+    """Whether recorded calls, called alike, made this value from something: then they are asked, not the data."""
     value = value_of(slot.pair.subject)
-    before = (call for call in view.calls if call.pair.record.order < batch.pair.record.order and entered(call))
+    earlier = (call for call in view.calls if call.pair.record.order < batch.pair.record.order)
+    before = (call for call in earlier if entered(call) and not call.differences)
     return value is not None and any(value == value_of(one.pair.subject) for call in before for one in made(call))
 
 

@@ -61,12 +61,17 @@ class StepTrace:
         if self.is_expected(beginning):
             return False
         if self.reached:
-            return True
+            return beginning in self.at_large
         if self.has_backward and beginning.record.phase == "forward":
             return False
         if self.has_update and beginning.record.phase == "backward":
             return False
         return beginning.kind != "soft" and beginning.last_touch != "swallowed"
+
+    @property
+    def at_large(self) -> list[Beginning]:
+        """What may be behind something bad later in the step: not what was swallowed, if there is anything else."""
+        return [beginning for beginning in self.beginnings if beginning.last_touch != "swallowed"] or self.beginnings
 
     def is_expected(self, beginning: Beginning) -> bool:
         """Whether loss scaling explains it: a float16 gradient overflowed and the scaler left the weights alone."""
@@ -184,7 +189,7 @@ class _Tracer:
     def _in_backward(self, passage: Passage, is_given: bool, behind: list[Beginning]) -> tuple[Passage, list[Beginning]]:
         """A gradient is never a mask, and one that was not finite before is explained by what began earlier in the step."""
         if passage in ("masked", "soft", "given", "made") and is_given and self.trace.beginnings:
-            return "passed", behind or self.trace.beginnings
+            return "passed", behind or self.trace.at_large
         return ("made" if passage in ("masked", "soft") else passage), behind
 
     def _is_told_already(self, record: CallRecord, made: Sequence[TensorRecord]) -> bool:
@@ -228,7 +233,7 @@ class _Tracer:
         if known is not None or (slot.fingerprint is not None and not self._is_watched):
             return known or (None, None)
         if self.trace.beginnings and not kinds.is_mask:
-            return "made", self.trace.beginnings[-1]
+            return "made", self.trace.at_large[-1]
         return None, None
 
     def _remember(self, made: Iterable[TensorRecord], origin: Origin, behind: list[Beginning]) -> None:
@@ -264,7 +269,7 @@ class _Tracer:
             self.trace.reach({"output": "loss", "gradient": "gradients"}.get(slot.slot.role, "parameters"))
         made = [slot for slot in bad if slot.slot.role != "gradient"]
         if self.trace.beginnings:
-            for beginning in self.trace.beginnings:
+            for beginning in self.trace.at_large:
                 _touch(beginning, "passed", record)
         elif len(made) == len(bad):
             self._begin("made", record, made)

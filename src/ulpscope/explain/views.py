@@ -78,6 +78,9 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
         slot = worst(entered(call))
         if slot is not None and call.contribution == "masked" and made(call):
             continue
+        if slot is not None and lone and _is_of_other_shape(slot):
+            lone = [*lone, call]
+            continue
         if slot is not None:
             return Divergence(how="entered", call=call, slot=slot, lone=tuple(lone), is_first_call=is_first_call)
         if call.contribution == "contributed":
@@ -89,6 +92,12 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             return Divergence(how="contributed", call=call, slot=slot)
         is_first_call = is_first_call and not made(call)
     return None
+
+
+def _is_of_other_shape(slot: JudgedSlot) -> bool:
+    """Beside calls that only one side has, a pair of calls on tensors of other shapes is no pair: it belongs to them."""
+    ours, theirs = slot.pair.subject, slot.pair.reference
+    return ours is not None and theirs is not None and ours.shape != theirs.shape
 
 
 def _innermost(blamed: JudgedCall, calls: Sequence[JudgedCall]) -> JudgedCall:

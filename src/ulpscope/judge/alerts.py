@@ -107,6 +107,7 @@ class Vigil:
         self._dead = np.zeros(num_gradients, dtype=np.int64)
         self._silent = np.zeros(len(self._activation_rows), dtype=np.int64)
         self._first_zeros: list[Any] = []
+        self._usual_zeros = np.zeros(num_gradients)
         self._last_row: Any = None
         self._is_bias = np.array([self._names[row].rpartition(".")[2] == "bias" for row in self._gradient_rows], dtype=bool)
         self._is_large = np.array([layout.targets[row].numel >= SMALLEST for row in self._gradient_rows], dtype=bool)
@@ -143,9 +144,9 @@ class Vigil:
     def _dead_units(self, step: HealthStep, zeros: Any) -> Iterable[Alert]:
         if len(self._first_zeros) < HISTORY:
             self._first_zeros.append(zeros)
-        usual = np.median(self._first_zeros, axis=0)
+            self._usual_zeros = np.median(self._first_zeros, axis=0)
         has_past = self._num_seen >= HISTORY
-        is_dead = (self._is_bias & (zeros >= DEAD_SHARE)) | (has_past & (zeros - usual >= DEAD_RISE))
+        is_dead = (self._is_bias & (zeros >= DEAD_SHARE)) | (has_past & (zeros - self._usual_zeros >= DEAD_RISE))
         self._dead = np.where(is_dead & (zeros < 1), self._dead + 1, 0)
         at = self._gradient_rows
         values = _scattered(len(self._names), at, zeros)

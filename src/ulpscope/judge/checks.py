@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf, isfinite, sqrt
+from math import isfinite, sqrt
 
 from ulpscope.judge.drawing import judge_drawn
+from ulpscope.judge.replayed import errs, multiple_of, replay_limits
 from ulpscope.judge.thresholds import Threshold, threshold
-from ulpscope.model import DTYPES, CallRecord, Slot, SlotPair, SlotReplay, Summary, TensorRecord
+from ulpscope.model import DTYPES, CallRecord, Phase, Slot, SlotPair, SlotReplay, Summary, TensorRecord
 from ulpscope.model.checks import CheckedCall, CheckedSlot, CheckRole, DrawnSlot, Overflow
 
 __all__ = [
@@ -30,91 +31,55 @@ __all__ = [
     "settle",
 ]
 
-_ZOO = "next power of two above the largest honest one of the zoo's calibrating half (docs/zoo.md)"
+_SOURCE = "next power of two above the largest of 40 operations but for an optimizer's step (docs/zoo.md), and one more of room"
 CHECK_THRESHOLDS: tuple[Threshold, ...] = (
     Threshold(
-        "check_max", 64.0, "largest error of one element, in units of an honest kernel's on the same inputs, float32 and wider", _ZOO
+        "check_rms", 8.0, "rms error over 64 or more elements, in units of an honest kernel's; all calls but an optimizer's step", _SOURCE
     ),
-    Threshold("check_max_low", 32.0, "the same for dtypes with fewer than 23 fraction bits", _ZOO),
-    Threshold("check_rms", 8.0, "the same for the rms over all elements, all dtypes", _ZOO),
-    Threshold("check_bias", 64.0, "change of scale in standard errors of an honest kernel's noise, float32 and wider", _ZOO),
-    Threshold("check_bias_low", 16.0, "the same for dtypes with fewer than 23 fraction bits", _ZOO),
-    Threshold(
-        "check_few",
-        64.0,
-        "elements below which rms and change of scale are not judged",
-        "over fewer the one is the largest, the other chance",
-    ),
-    Threshold(
-        "check_scale", 2.0, "units of rounding by which all elements may be off in one direction", "equal elements are rounded alike"
-    ),
-    Threshold(
-        "check_kernel", 64.0, "times by which the CPU's own kernel may miss what nothing but itself supports", "the limit of one element"
-    ),
+    Threshold("check_bias", 1.0, "the same for a change of scale that all elements share", _SOURCE),
+    Threshold("check_few", 64.0, "elements below which neither is judged", "over fewer the one is the largest error, the other chance"),
 )
 _VALUES = {entry.name: entry.value for entry in CHECK_THRESHOLDS}
 
 
 def check_limits(dtype: str) -> tuple[float, float]:
-    """The largest and the rms ratio that an honest kernel reaches in a dtype."""
-    return _VALUES[f"check_max{_low(dtype)}"], _VALUES["check_rms"]
+    """The largest and the rms ratio up to which a result needs no closer look."""
+    largest, rms = replay_limits(dtype)
+    return largest, min(rms, _VALUES["check_rms"])
 
 
-def check_multiple(found: SlotReplay) -> float:
-    """How many times its limit a result errs; above 1 no honest kernel does."""
-    return max(_parts(found).values())
+def check_multiple(found: SlotReplay, phase: Phase) -> float:
+    """How many times its limit a result errs; above 1 no honest kernel does.
 
-
-def _parts(found: SlotReplay) -> dict[str, float]:
-    if found.num_nonfinite or found.num_flipped:
-        return {"beyond": inf}
-    largest, rms = check_limits(found.dtype)
-    parts = {"max": found.max_ratio / largest}
-    if found.numel >= _VALUES["check_few"]:
-        parts["rms"] = found.rms_ratio / rms
-        if found.bias is not None and abs(found.scale or 0.0) > _VALUES["check_scale"] * _unit(found.dtype):
-            parts["bias"] = found.bias / _VALUES[f"check_bias{_low(found.dtype)}"]
-    return parts
-
-
-def _low(dtype: str) -> str:
-    known = DTYPES.get(dtype)
-    return "_low" if known is not None and known.is_floating and known.mantissa < 23 else ""
-
-
-def _unit(dtype: str) -> float:
-    known = DTYPES.get(dtype)
-    return known.eps / 2 if known is not None and known.is_floating else 0.0
+    Fused optimizers are what the limits of a comparison have to be wide for; here a step is judged by these and all else by its own.
+    """
+    multiple = multiple_of(found)
+    if phase == "optimizer" or found.numel < _VALUES["check_few"]:
+        return multiple
+    rms, bias = found.rms_ratio / _VALUES["check_rms"], (found.bias or 0.0) / sqrt(found.numel) / _VALUES["check_bias"]
+    return max(multiple, rms / found.leeway, bias / found.leeway)
 
 
 def errs_text(found: SlotReplay) -> str:
-    """`errs 212x what an honest float32 kernel errs on these inputs`, by the statistic that is farthest beyond."""
+    """`errs 212x what an honest float32 kernel errs on these inputs`, or the change of scale where that is farthest beyond."""
     if found.num_nonfinite:
         return f"has {found.num_nonfinite} NaN or infinities where every honest computation is finite, or the reverse"
     if found.num_flipped:
         return f"has {found.num_flipped} values that differ and that no rounding of its inputs explains"
-    honest = f"what an honest {found.dtype} kernel errs on these inputs"
-    parts = _parts(found)
-    worst = max(parts, key=parts.__getitem__)
-    if worst == "bias":
-        return f"is {1 + (found.scale or 0.0):.8g} times the exact result, a change of scale that rounding does not make"
-    ratio = found.max_ratio if worst == "max" else found.rms_ratio
-    return f"errs {times(ratio)} {honest}"
+    text = f"errs {errs(found)} what an honest {found.dtype} kernel errs on these inputs"
+    is_scaled = check_multiple(found, "forward") > check_multiple(replace(found, bias=None), "forward")
+    return f"{text}: it is {1 + (found.scale or 0.0):.8g} times the exact result" if is_scaled else text
 
 
-def times(ratio: float) -> str:
-    return f"{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x" if ratio < 1e5 else f"{ratio:.3g}x"
-
-
-def judge_checked(slot: CheckedSlot, device: str) -> CheckedSlot:
+def judge_checked(slot: CheckedSlot, device: str, phase: Phase = "forward") -> CheckedSlot:
     """The slot with its status. `device` is the name of the device under test."""
     if slot.drawn is not None:
         return _judge_drawn(slot, device)
     roles: tuple[tuple[CheckRole, SlotReplay | None], ...] = (("device", slot.device), ("recorded", slot.recorded))
-    multiples = {role: check_multiple(found) for role, found in roles if found is not None}
+    multiples = {role: check_multiple(found, phase) for role, found in roles if found is not None}
     if not multiples:
         return replace(slot, status="skipped", reason="nothing of it can be judged")
-    doubt = 0.0 if slot.second_opinion is None else check_multiple(replace(slot.second_opinion, bias=None))
+    doubt = 0.0 if slot.second_opinion is None else check_multiple(slot.second_opinion, phase)
     if doubt > 1 and device == "cpu":
         assert slot.second_opinion is not None
         text = f"the CPU's kernel {errs_text(slot.second_opinion)}, in float64 as well: by its own formula the result is another one"
@@ -139,12 +104,14 @@ def _worst(found: SlotReplay) -> str:
 
 def _judge_kernel(slot: CheckedSlot, multiple: float) -> CheckedSlot:
     """The CPU itself under test, within the limits of its own float64 result: does anything but itself say so?"""
-    other, own = slot.second_opinion, slot.device
-    native = own.native_ratio if own is not None else None
-    if native is not None and native > _VALUES["check_kernel"]:
-        text = f"the CPU's kernel errs {times(native)} what its own formula errs"
-        return replace(slot, status="failed", multiple=native / _VALUES["check_kernel"], blamed="device", reason=text)
-    if own is not None and not own.is_bound and native is None and other is None and _is_loose(own):
+    own = slot.device
+    if own is None or slot.second_opinion is not None:
+        return replace(slot, status="passed", multiple=multiple)
+    native = own.native_ratio
+    if native is not None and native > (limit := replay_limits(own.dtype)[0]):
+        text = f"the CPU's kernel errs {native:.3g}x what its own formula errs"
+        return replace(slot, status="failed", multiple=native / limit, blamed="device", reason=text)
+    if not own.is_bound and native is None and _is_loose(own):
         return replace(
             slot,
             status="warning",
@@ -159,7 +126,7 @@ def _is_loose(found: SlotReplay) -> bool:
     known = DTYPES.get(found.dtype)
     if known is None or found.honest_error is None or not known.is_floating:
         return False
-    return found.honest_error > _VALUES["check_rms"] * known.eps and found.max_ratio > 0.25
+    return found.honest_error > replay_limits(found.dtype)[1] * known.eps and found.max_ratio > 0.25
 
 
 def _judge_drawn(slot: CheckedSlot, device: str) -> CheckedSlot:
@@ -204,7 +171,7 @@ def conclude(call: CheckedCall) -> CheckedCall:
         return replace(call, status="skipped", reason=call.reason or "none of its results can be judged")
     failed = [slot for slot in judged if slot.status == "failed"]
     warned = [slot for slot in judged if slot.status == "warning"]
-    again = _is_reproduced(judged)
+    again = _is_reproduced(judged, call.phase)
     worst = max(failed or warned or judged, key=lambda slot: slot.multiple or 0.0)
     reason = f"{worst.slot}: {worst.reason}" if failed or warned else ""
     if failed and again is False:
@@ -213,12 +180,12 @@ def conclude(call: CheckedCall) -> CheckedCall:
     return replace(call, status="failed" if failed else "warning" if warned else "passed", reason=reason, is_reproduced=again)
 
 
-def _is_reproduced(slots: Sequence[CheckedSlot]) -> bool | None:
-    known = [(check_multiple(slot.device) > 1, check_multiple(slot.recorded) > 1) for slot in slots if slot.device and slot.recorded]
-    is_doubted = any(
-        slot.status == "failed" and slot.device and check_multiple(slot.device) <= 1 for slot in slots if slot.blamed == "device"
-    )
-    if not known or is_doubted:
+def _is_reproduced(slots: Sequence[CheckedSlot], phase: Phase) -> bool | None:
+    known = [
+        (check_multiple(one.device, phase) > 1, check_multiple(one.recorded, phase) > 1) for one in slots if one.device and one.recorded
+    ]
+    blamed = [slot.device for slot in slots if slot.status == "failed" and slot.blamed == "device" and slot.device]
+    if not known or any(check_multiple(one, phase) <= 1 for one in blamed):
         return None
     return any(now for now, _ in known) == any(then for _, then in known)
 

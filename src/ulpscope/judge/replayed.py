@@ -7,7 +7,7 @@ magnifies them.
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, sqrt
 
 from ulpscope.judge.allowances import Allowance
 from ulpscope.judge.sizes import dtypes_of, is_equal
@@ -15,6 +15,8 @@ from ulpscope.judge.thresholds import threshold
 from ulpscope.model import DTYPES, CallReplay, Measurement, PairReplay, Side, SlotPair, SlotReplay, Verdict
 
 __all__ = ["errs", "judge_replayed", "multiple_of", "replay_limits"]
+
+_FEW = 64
 
 
 def judge_replayed(slot: SlotPair, found: Measurement, allowance: Allowance, replay: PairReplay, across: Verdict) -> Verdict | None:
@@ -75,22 +77,33 @@ def multiple_of(found: SlotReplay) -> float:
     """How many times its limit a side errs; above 1 no honest kernel does."""
     if found.num_nonfinite or found.num_flipped:
         return inf
-    largest, rms = replay_limits(found.dtype)
-    return max(found.max_ratio / largest, found.rms_ratio / rms)
+    return max(multiple for _, multiple in _multiples(found)) / found.leeway
 
 
 def replay_limits(dtype: str) -> tuple[float, float]:
     """The largest and the rms ratio that an honest kernel reaches in a dtype."""
-    known = DTYPES.get(dtype)
-    low = "_low" if known is not None and known.is_floating and known.mantissa < 23 else ""
-    return threshold(f"replay_max{low}"), threshold(f"replay_rms{low}")
+    return _limit("max", dtype), _limit("rms", dtype)
 
 
 def errs(found: SlotReplay, *, like: SlotReplay | None = None) -> str:
-    """`212x`: the rms ratio, or the largest where only that is beyond its limit; of two sides the same for both."""
+    """`212x`: the rms ratio, or the largest where that is farther beyond its limit; of two sides the same for both."""
     if found.num_nonfinite or found.num_flipped:
         return "beyond all measure"
-    telling = like or found
-    largest, rms = replay_limits(telling.dtype)
-    ratio = found.max_ratio if telling.rms_ratio <= rms and telling.max_ratio > largest else found.rms_ratio
+    kind, _ = max(_multiples(like or found), key=lambda one: one[1])
+    ratio = found.max_ratio if kind == "max" and multiple_of(like or found) > 1 else found.rms_ratio
     return f"{'less than ' if found.is_bound else ''}{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x" if ratio < 1e5 else f"{ratio:.3g}x"
+
+
+def _multiples(found: SlotReplay) -> list[tuple[str, float]]:
+    """Each statistic over its limit; over a few elements only the largest tells more than chance."""
+    multiples = [("max", found.max_ratio / _limit("max", found.dtype))]
+    if found.numel >= _FEW:
+        multiples.append(("rms", found.rms_ratio / _limit("rms", found.dtype)))
+        multiples.append(("bias", (found.bias or 0.0) / sqrt(found.numel) / _limit("bias", found.dtype)))
+    return multiples
+
+
+def _limit(kind: str, dtype: str) -> float:
+    known = DTYPES.get(dtype)
+    low = "_low" if known is not None and known.is_floating and known.mantissa < 23 else ""
+    return threshold(f"replay_{kind}{low}")

@@ -24,7 +24,7 @@ class SlotReplay:
     reverse; `num_flipped` integers or booleans that differ while no probe changes them. `dtype` is the coarsest floating dtype of inputs
     and result. `error` is the rms error over the rms of the exact result, `honest_error` the same of the yardstick.
     `native_ratio` is the rms ratio of this machine's own kernel without its own error in the yardstick; None where nothing
-    independent judges it.
+    independent judges it. `leeway` multiplies the limits of the dtype where real machines are known to add up more coarsely.
     """
 
     slot: Slot
@@ -40,6 +40,7 @@ class SlotReplay:
     error: float | None = None
     honest_error: float | None = None
     native_ratio: float | None = None
+    leeway: float = 1.0
     worst_index: tuple[int, ...] | None = None
     worst_recorded: float | None = None
     worst_exact: float | None = None

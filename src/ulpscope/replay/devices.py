@@ -47,7 +47,7 @@ def open_device(name: str) -> str:
 
 def has_own_kernel(record: CallRecord, device: str) -> bool:
     """Whether the device runs this operation by itself; a vendor's operation has no kernel anywhere else."""
-    return formula_of(record.call.op) is None or _vendor_function(record.call.op) is not None
+    return formula_of(record.call.op) is None or _vendor_function(record.call.op, device) is not None
 
 
 def run_on_device(program: Program, device: str) -> dict[Slot, torch.Tensor]:
@@ -69,19 +69,19 @@ def _placed(program: Program, device: str) -> Program:
     """The same program with its call on another device, and a vendor's operation by its kernel where there is one."""
     if not isinstance(program, (_Forward, _Backward)):
         return program
-    native = _vendor_function(program.call.record.call.op)
+    native = _vendor_function(program.call.record.call.op, device)
     call = replace(program.call, device=device, function=native or program.call.function)
     return replace(program, call=call)
 
 
-def _vendor_function(op: str) -> Any:
-    """The operation itself, for one that is written out as a formula otherwise; None where it is not registered here."""
+def _vendor_function(op: str, device: str) -> Any:
+    """The operation itself, for one that is written out as a formula otherwise; None where this device has none."""
     if formula_of(op) is None:
         return None
-    name = op.removesuffix(".default").rpartition(".")[2]
+    name, kind = op.removesuffix(".default").rpartition(".")[2], device.partition(":")[0]
     if op.startswith("aten."):
-        return getattr(torch.ops.aten, name, None) if torch.cuda.is_available() else None
-    return getattr(sys.modules.get("torch_npu"), name, None)
+        return getattr(torch.ops.aten, name, None) if kind == "cuda" else None
+    return getattr(sys.modules.get("torch_npu"), name, None) if kind == "npu" else None
 
 
 def _moved(program: Program, device: str) -> dict[Slot, torch.Tensor]:

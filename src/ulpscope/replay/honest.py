@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.model import Slot
 from ulpscope.replay.decompositions import Decomposed, Traced, is_composite, is_movement, is_normwise, separate_kernels
+from ulpscope.replay.picking import picks_the_same
 from ulpscope.replay.probes import JUMP, STEP, is_floating, nudged_zeros, probes, widened
 from ulpscope.replay.program import NotReplayable, Program
 from ulpscope.replay.rounding import RoundedOperands, Rounding
@@ -181,6 +182,8 @@ class Moves:
     def num_flipped(self, slot: Slot, recorded: torch.Tensor, exact: torch.Tensor) -> int:
         """Integers or booleans that differ from the exact ones and that no probe changes either."""
         differs = recorded != exact
+        if bool(differs.any()) and picks_the_same(self._program.inputs.values(), recorded, exact):
+            return 0
         if not bool(differs.any()) or not any(is_floating(one) for one in self._program.inputs.values()):
             return int(differs.sum())
         for values in self._choices(recorded.dtype):

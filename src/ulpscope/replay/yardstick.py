@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from ulpscope.model import DTYPES, DType, OperandFormat, Slot, SlotReplay
+from ulpscope.replay.coarseness import leeway
 from ulpscope.replay.honest import Evaluations, Moves
 from ulpscope.replay.probes import STEP, is_floating
 from ulpscope.replay.program import NotReplayable, Program
@@ -53,7 +54,8 @@ class Yardstick:
 
     def measure(self, recorded: Mapping[Slot, torch.Tensor], *, enough: Limits | None = None) -> tuple[SlotReplay, ...]:
         """Every recorded result that the call gives. With `enough`, work ends as soon as a result is known to be within these limits."""
-        return tuple(self._measure(slot, value.detach().cpu(), enough) for slot, value in recorded.items() if slot in self.exact())
+        found = (self._measure(slot, value.detach().cpu(), enough) for slot, value in recorded.items() if slot in self.exact())
+        return tuple(replace(one, leeway=leeway(self._program.name, one.dtype, is_rounding=bool(self._rounded))) for one in found)
 
     def _measure(self, slot: Slot, recorded: torch.Tensor, enough: Limits | None) -> SlotReplay:
         exact = self.exact()[slot]

@@ -176,10 +176,10 @@ class CallChecker:
         ours = _replayed(prepared.program, made, operands.get("device"))
         theirs = self._recorded(prepared, made, ours, operands)
         doubts: dict[Slot, SlotReplay] = {}
-        if device == "cpu" or any(check_multiple(one) > 1 for one in ours.values()):
+        if device == "cpu" or any(check_multiple(one, call.phase) > 1 for one in ours.values()):
             doubts = second_opinions(prepared.program, Yardstick(prepared.program).exact(), made)
         slots = [
-            judge_checked(_slot(slot, made[slot], ours.get(slot), theirs.get(slot), doubts.get(slot)), device)
+            judge_checked(_slot(slot, made[slot], ours.get(slot), theirs.get(slot), doubts.get(slot)), device, call.phase)
             for slot in made
             if slot in ours or slot in theirs
         ]

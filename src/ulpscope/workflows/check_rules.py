@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ulpscope.workflows.standard_rules import STANDARD_RULES
+
 if TYPE_CHECKING:
     import torch
 
@@ -41,4 +43,4 @@ class Judged:
     precision: Precision = "auto"
 
 
-RULES: dict[str, Callable[[Judged], Iterable[CheckedSlot]]] = {}
+RULES: dict[str, Callable[[Judged], Iterable[CheckedSlot]]] = dict(STANDARD_RULES)

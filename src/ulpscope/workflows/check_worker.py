@@ -7,6 +7,7 @@ A device that answers nothing any more ends it too: the next process finds the d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -76,6 +77,8 @@ def serve(orders: BinaryIO, answers: BinaryIO) -> None:
 
 def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
     import torch
+    import torch._decomp
+    import torch._refs  # with them the first call would seem slow, and calls have a time limit
 
     from ulpscope.replay.devices import open_device
     from ulpscope.replay.registered import import_and_register
@@ -89,7 +92,16 @@ def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
     return CallChecker(open_run(setup.path), setup.options, tell)
 
 
+def _without_core_dumps() -> None:
+    """A crash is an answer here, and gigabytes of memory on disk are not part of it."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def main() -> None:
+    _without_core_dumps()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     serve(sys.stdin.buffer, answers)

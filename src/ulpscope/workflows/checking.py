@@ -299,7 +299,7 @@ _ROLES: tuple[CheckRole, ...] = ("device", "recorded")
 
 
 def _is_beyond(call: CheckedCall, role: CheckRole) -> bool:
-    return any(found is not None and check_multiple(found) > 1 for slot in call.slots for found in (slot.of(role),))
+    return any(found is not None and check_multiple(found, call.phase) > 1 for slot in call.slots for found in (slot.of(role),))
 
 
 def _incomplete(run: Run) -> tuple[str, ...]:

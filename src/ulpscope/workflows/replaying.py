@@ -194,8 +194,10 @@ class Replaying:
         if family not in side.operands and _is_beyond(replayed):
             side.operands[family] = self._recognise(family, side)
             replayed = _replay(record, side, side.operands[family]) if side.operands[family] else replayed
-        alike = _ALIKE.get(side.operands.get(family))
-        return _better(replayed, _replay(record, side, alike)) if alike and _is_beyond(replayed) else replayed
+        operands = side.operands.get(family)
+        if operands in _ALIKE and _is_beyond(replayed):
+            replayed = _better(replayed, _replay(record, side, _ALIKE[operands]))
+        return replayed
 
     def _recognise(self, family: str, side: _Side) -> OperandFormat | None:
         """The format that a family's operands are rounded to on one side, from calls spread over the step in both directions."""

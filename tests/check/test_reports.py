@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check prints and writes: the answer first, every number as a number, nothing foreign taken for markup or a formula."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import openpyxl
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from safetensors import safe_open
+
+from tests.check.command import invoke
+from ulpscope import Capture, open_run
+from ulpscope.explain.checks import explain_check
+from ulpscope.judge.checks import conclude, judge_checked, settle
+from ulpscope.model import CallName, Frame, RunInfo, Slot, SlotReplay
+from ulpscope.model.checks import Check, CheckedCall, CheckedSlot, FamilyPrecision
+from ulpscope.report.checks_console import render_check
+from ulpscope.report.checks_html import check_page, write_check_html
+from ulpscope.report.checks_table import CHECK_SCHEMA, check_columns, check_rows, write_check_csv, write_check_json, write_check_xlsx
+
+HONEST = SlotReplay(slot=Slot("output", (0,)), dtype="float32", numel=100, max_ratio=2.0, rms_ratio=0.9, native_ratio=0.8)
+WRONG = replace(HONEST, max_ratio=700.0, rms_ratio=212.0, worst_index=(3, 4), worst_recorded=1.25, worst_exact=1.0)
+
+
+def _call(
+    name: str, device: SlotReplay | None = HONEST, recorded: SlotReplay | None = None, phase: str = "forward", **more: object
+) -> CheckedCall:
+    call = CheckedCall(
+        rank=0,
+        step=0,
+        order=int(more.pop("order", 0)),  # type: ignore[call-overload]
+        call=CallName.parse(name),
+        phase=phase,  # type: ignore[arg-type]
+        module="layers.1",
+        device="npu:0",
+        data="recorded",
+        source=Frame("train.py", 48, "forward", "return gelu(x)"),
+    )
+    if device is None:
+        return replace(call, status="skipped", reason=str(more["reason"]))
+    slot = judge_checked(CheckedSlot(slot=Slot("output", (0,)), dtype="float32", shape=(10, 10), device=device, recorded=recorded), "npu:0")
+    return conclude(replace(call, slots=(slot,)))
+
+
+def _check(*calls: CheckedCall, precision: tuple[FamilyPrecision, ...] = ()) -> Check:
+    settled = settle(calls)
+    findings = explain_check(settled, precision, device="npu:0", path="runs/npu")
+    return Check(
+        info=RunInfo(), path="runs/npu", device="npu:0", calls=settled, precision=precision, findings=findings, elapsed_s=2.0, num_resumed=1
+    )
+
+
+def _check_of_everything() -> Check:
+    return _check(
+        _call("functional.gelu.0"),
+        _call("functional.gelu.1", WRONG, order=1),
+        _call("functional.silu.0", replace(HONEST, num_nonfinite=2), order=2),
+        _call("torch.mm.0", HONEST, WRONG, order=3),
+        _call("=cmd|' /C calc'!A0.0", order=4),
+        _call("distributed.all_reduce.0", None, reason="a collective needs its other ranks", order=5),
+        precision=(FamilyPrecision(family="convolution", operands="tf32"),),
+    )
+
+
+def _printed(check: Check) -> str:
+    stream = StringIO()
+    render_check(check, Console(file=stream, width=300, color_system=None))
+    return stream.getvalue()
+
+
+def test_the_answer_comes_first_and_the_worst_before_the_rest() -> None:
+    text = _printed(_check_of_everything())
+    lines = text.splitlines()
+    assert lines[0] == "wrong: runs/npu on npu:0, 3 of 5 checked calls fail"
+    assert text.index("silu forward is wrong") < text.index("gelu forward is wrong on npu:0 in 1 of 2 calls")
+    assert "npu:0 errs 212x what an honest float32 kernel errs on these inputs; worst at [3, 4]: 1.25, exact 1" in text
+    assert "mm forward is wrong on the device that recorded it" in text
+    assert "is not reproduced here" in text
+    assert "train.py:48 in forward: return gelu(x)" in text
+    assert "note: convolutions on npu:0 compute with about 11 significant bits (TF32 operands)" in text
+    assert "1 call: a collective needs its other ranks" in text
+    assert "2 passed, 3 failed, 1 skipped; coverage 83.3%; 2.0 s, 3 calls/s, 1 of them found before" in lines[-1]
+
+
+def test_a_sound_device_is_said_to_be_one() -> None:
+    assert _printed(_check(_call("functional.gelu.0"))).startswith("sound: runs/npu on npu:0, 1 calls checked")
+    nothing = _check(_call("distributed.all_reduce.0", None, reason="x"))
+    assert _printed(nothing).startswith("unknown: runs/npu on npu:0, none of 1 calls could be checked")
+
+
+def test_a_backward_is_not_blamed_for_its_own_forward() -> None:
+    check = _check(_call("functional.gelu.0", WRONG), _call("functional.gelu.0", WRONG, phase="backward", order=7))
+    assert [call.status for call in check.calls] == ["failed", "warning"]
+    alone = _check(_call("functional.gelu.0"), _call("functional.gelu.0", WRONG, phase="backward", order=7))
+    assert [call.status for call in alone.calls] == ["passed", "failed"]
+
+
+def test_csv_and_xlsx_hold_numbers_and_no_formulas(tmp_path: Path) -> None:
+    check = _check_of_everything()
+    write_check_csv(check, tmp_path / "check.csv")
+    with (tmp_path / "check.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["status"] for row in rows] == ["passed", "failed", "failed", "failed", "passed", "skipped"]
+    assert float(rows[1]["device_rms_ratio"]) == 212.0
+    assert rows[2]["multiple"] == "inf"
+    assert rows[4]["call"].startswith("'=cmd")
+    write_check_xlsx(check, tmp_path / "check.xlsx")
+    sheet = openpyxl.load_workbook(tmp_path / "check.xlsx").active
+    cells = list(sheet.iter_rows(values_only=True))  # type: ignore[union-attr]
+    assert list(cells[0]) == check_columns(check)
+    assert cells[2][cells[0].index("device_rms_ratio")] == 212.0
+    assert str(cells[5][cells[0].index("call")]).startswith("'=cmd")
+
+
+def test_json_keeps_infinities(tmp_path: Path) -> None:
+    write_check_json(_check_of_everything(), tmp_path / "check.json")
+    found = json.loads((tmp_path / "check.json").read_text())
+    assert found["schema"] == CHECK_SCHEMA
+    assert found["verdict"] == "wrong"
+    assert found["counts"] == {"passed": 2, "failed": 3, "warning": 0, "skipped": 1}
+    assert found["coverage"] == pytest.approx(5 / 6)
+    assert [row.get("multiple") for row in found["results"]][2] == "Infinity"
+    assert found["findings"][0]["kind"] == "kernel"
+    assert len(found["results"]) == len(list(check_rows(_check_of_everything())))
+
+
+def test_the_page_escapes_what_is_foreign(tmp_path: Path) -> None:
+    call = replace(_call("functional.gelu.1", WRONG), module="<script>alert(1)</script>", reason='"><img src=x onerror=1>')
+    page = check_page(_check(call, _call("functional.gelu.0")))
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;" in page
+    write_check_html(_check_of_everything(), tmp_path / "check.html")
+    assert (tmp_path / "check.html").stat().st_size > 1000
+
+
+def test_failures_are_kept_for_a_closer_look(tmp_path: Path) -> None:
+    """A run whose recorded result was tampered with: wrong, not reproduced, and kept with everything that shows it."""
+    torch.manual_seed(0)
+    with Capture(tmp_path / "run", keep="tensors") as capture:
+        F.gelu(torch.randn(10, 10))
+        F.gelu(torch.randn(10, 10)) * 2
+        capture.step()
+    records = list(open_run(tmp_path / "run").records(0, 0))
+    _swap_results(tmp_path / "run", tmp_path / "swapped", records)
+    result = invoke(tmp_path / "swapped", "--save-failures", tmp_path / "kept", "--select", "*gelu*", "--csv", tmp_path / "check.csv")
+    assert result.exit_code == 1, result.output
+    assert "not reproduced here" in result.output
+    kept = sorted((tmp_path / "kept").iterdir())
+    assert len(kept) == 2
+    with safe_open(kept[0], framework="pt") as file:
+        assert {"input.0", "device.output.0", "exact.output.0", "recorded.output.0"} == set(file.keys())
+        assert "errs" in file.metadata()["reason"]
+        exact = F.gelu(file.get_tensor("input.0").double())
+        assert torch.allclose(file.get_tensor("exact.output.0"), exact)
+
+
+def _swap_results(source: Path, target: Path, records: list[object]) -> None:
+    """The two gelus exchange what they gave."""
+    from ulpscope.numerics.casting import as_bytes
+    from ulpscope.store import DirectorySink, create_run
+
+    run = open_run(source)
+    sink = DirectorySink(create_run(target, run.info), 0)
+    sink.begin_step(0)
+    for record in run.records(0, 0):
+        for slot in record.slots:
+            if slot.content:
+                data = run.tensor(0, 0, slot.content)
+                assert sink.keep(data.dtype, data.shape, as_bytes(data)) == slot.content
+    gelus = [one for one in run.records(0, 0) if one.call.short == "gelu"]
+    other = {str(gelus[0].call): gelus[1], str(gelus[1].call): gelus[0]}
+    for record in run.records(0, 0):
+        if str(record.call) in other:
+            given = [slot for slot in record.slots if slot.slot.is_input]
+            record = replace(record, slots=(*given, *(slot for slot in other[str(record.call)].slots if slot.slot.is_output)))
+        sink.write(record)
+    sink.end_step()
+    sink.close()
+
+
+def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
+    with Capture(tmp_path / "run", keep="statistics") as capture:
+        F.silu(torch.randn(4, 30))
+        capture.step()
+    result = invoke(tmp_path / "run", "--json", "-", "--select", "*silu*")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["verdict"] == "sound"
+    assert not list(tmp_path.glob("*.journal"))
+    assert math.isfinite(json.loads(result.stdout)["elapsed_s"])
+
+
+@pytest.mark.parametrize("words", [["--jobs", "0"], ["--reference-precision", "half"], ["--timeout", "0"], ["--csv", "."]])
+def test_words_that_make_no_sense_are_refused(tmp_path: Path, words: list[str]) -> None:
+    assert invoke(tmp_path, *words).exit_code != 0
