@@ -20,8 +20,8 @@ from safetensors import safe_open
 from tests.check.command import invoke
 from ulpscope import Capture, open_run
 from ulpscope.explain.checks import explain_check
-from ulpscope.judge.checks import conclude, judge_checked, settle
-from ulpscope.model import CallName, Frame, RunInfo, Slot, SlotReplay
+from ulpscope.judge.checks import CHECK_THRESHOLDS, check_multiple, conclude, judge_checked, settle
+from ulpscope.model import CallName, Frame, Phase, RunInfo, Slot, SlotReplay
 from ulpscope.model.checks import Check, CheckedCall, CheckedSlot, FamilyPrecision
 from ulpscope.report.checks_console import render_check
 from ulpscope.report.checks_html import check_page, write_check_html
@@ -95,6 +95,29 @@ def test_a_sound_device_is_said_to_be_one() -> None:
     assert _printed(_check(_call("functional.gelu.0"))).startswith("sound: runs/npu on npu:0, 1 calls checked")
     nothing = _check(_call("distributed.all_reduce.0", None, reason="x"))
     assert _printed(nothing).startswith("unknown: runs/npu on npu:0, none of 1 calls could be checked")
+
+
+def test_the_page_shows_every_number_at_which_a_status_changes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+    for entry in CHECK_THRESHOLDS:
+        assert f"| `{entry.name}` | {entry.value:g} | {entry.decides} | {entry.source} |" in page
+
+
+@pytest.mark.parametrize(
+    ("found", "phase", "beyond"),
+    [
+        (HONEST, "forward", False),
+        (replace(HONEST, rms_ratio=8.1), "forward", True),
+        (replace(HONEST, rms_ratio=8.1), "optimizer", False),
+        (replace(HONEST, rms_ratio=8.1, numel=63), "forward", False),
+        (replace(HONEST, rms_ratio=8.1, leeway=8.0), "forward", False),
+        (replace(HONEST, bias=11.0), "backward", True),
+        (replace(HONEST, bias=9.0), "backward", False),
+        (replace(HONEST, num_flipped=1), "forward", True),
+    ],
+)
+def test_the_limits(found: SlotReplay, phase: Phase, beyond: bool) -> None:
+    assert (check_multiple(found, phase) > 1) is beyond
 
 
 def test_a_backward_is_not_blamed_for_its_own_forward() -> None:

@@ -200,17 +200,18 @@ class Replaying:
         return replayed
 
     def _recognise(self, family: str, side: _Side) -> OperandFormat | None:
-        """The format that a family's operands are rounded to on one side, from calls spread over the step in both directions."""
+        """The format that a family's operands are rounded to on one side; small gradients tell two of the same precision apart."""
         from ulpscope.replay import effective_operands
 
         which = "subject" if side.run is self._runs[0] else "reference"
         records = [record for pair in self._pairs if (record := getattr(pair, which)) is not None]
         whole = _Side(side.run, forward={_key(record): record for record in records if record.phase == "forward"})
-        found = []
-        for phase in ("forward", "backward"):
-            members = [record for record in records if record.phase == phase and product_family(record) == family]
-            found += [_told(record, whole) for record in members[:: max(1, len(members) // _SAMPLE)][:_SAMPLE]]
-        return effective_operands([one for one in found if not isinstance(one, str)])
+        made, passed_back = ([_told(record, whole) for record in _spread(records, family, phase)] for phase in ("forward", "backward"))
+        forward = [one for one in made if not isinstance(one, str)]
+        operands = effective_operands(forward) if forward else None
+        if operands not in _ALIKE:
+            return operands
+        return effective_operands([*forward, *(one for one in passed_back if not isinstance(one, str))]) or operands
 
     def _exchanged(self, pair: Pair, sides: tuple[_Side, _Side]) -> CallReplay | None:
         """What the reference's arguments make of the subject's tensors, against the subject's own exact result."""
@@ -221,6 +222,12 @@ class Replaying:
             return CallReplay(why_not="another operation")
         arguments = called.reference.arguments
         return _attempt(lambda: _exchange(pair.record, arguments, sides[0]))
+
+
+def _spread(records: Sequence[CallRecord], family: str, phase: str) -> Sequence[CallRecord]:
+    """A few calls of a family, from all over the step."""
+    members = [record for record in records if record.phase == phase and product_family(record) == family]
+    return members[:: max(1, len(members) // _SAMPLE)][:_SAMPLE]
 
 
 def _calls(many: int) -> str:
