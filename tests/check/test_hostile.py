@@ -87,6 +87,7 @@ def test_broken_json_and_missing_paths_are_one_sentence(tmp_path: Path) -> None:
         result = invoke(path)
         assert result.exit_code != 0
         assert result.exception is None or isinstance(result.exception, (InputError, SystemExit))
+    assert not list(tmp_path.rglob("*.journal"))
 
 
 def test_a_dump_of_msprobe_is_checked_from_its_statistics(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_it_finds_the_planted_fault(played: tuple[subprocess.CompletedProcess[st
 def test_its_report_is_one_page(played: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     _, folder = played
     assert "layers.1.mlp" in (folder / "report.html").read_text()
-    assert sorted(path.name for path in folder.iterdir()) == ["reference", "report.html", "subject", "train.py"]
+    assert sorted(path.name for path in folder.iterdir()) == ["reference", "report.html", "report_repro", "subject", "train.py"]
 
 
 def test_only_the_broken_call_is_blamed(played: tuple[subprocess.CompletedProcess[str], Path]) -> None:

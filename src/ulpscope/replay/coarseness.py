@@ -16,9 +16,15 @@ _NARROW = {
 """In dtypes of 16 bits and fewer: fused attention rounds its probabilities, running and scattered sums are kept in the dtype itself."""
 
 
+_OPTIMIZER = 8.0
+"""A fused AdamW step multiplies by reciprocals: 24 and 6.8 on an H200, where no other float32 kernel is above 3.8 and 2.1."""
+
+
 def leeway(program: str, dtype: str, *, is_rounding: bool) -> float:
     if is_rounding:
         return _ROUNDED_OPERANDS
+    if program.startswith("optimizer."):
+        return _OPTIMIZER
     known = DTYPES.get(dtype)
     if known is None or not known.is_floating or known.mantissa >= 23:
         return 1.0

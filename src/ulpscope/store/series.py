@@ -179,9 +179,9 @@ class SeriesSink:
         self._file = self._layout = None
 
     def _thin(self) -> None:
-        """Make room for one more segment."""
+        """Make room for one more segment; the newest stays whole, so that no kill costs the step before it."""
         while len(self._closed) > 1 and sum(segment.size for segment in self._closed) + self._segment_bytes > self._max_bytes:
-            stride = min(segment.stride for segment in self._closed)
+            stride = min(segment.stride for segment in self._closed[:-1])
             place = next(place for place, segment in enumerate(self._closed) if segment.stride == stride)
             segment, before = self._closed[place], self._closed[place - 1] if place else None
             size = _rewrite([segment.path], segment.path, self.rank, thinned=segment.path)

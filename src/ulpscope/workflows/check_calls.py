@@ -7,6 +7,7 @@ reason why that call was skipped, and nobody else's concern.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -42,6 +43,7 @@ __all__ = ["CallChecker"]
 
 Tensors = Mapping[Slot, torch.Tensor]
 _STEPS_IN_MEMORY = 2
+_MANY = 1 << 18
 _DROPOUT = re.compile(r"(?:functional\.|torch\.|VF\.)(?:feature_)?dropout[123]?d?_?")
 
 
@@ -91,11 +93,12 @@ class _Prepared:
 class CallChecker:
     """Checks calls of one run, one after the other, in this process.
 
-    `tell` is called with what is being done: `device` while the device under test has the call, else `yardstick`. `notice` gets the
-    statement of a device that answers nothing any more.
+    `tell` is called with what is being done: `device` while the device under test has the call, else `yardstick`. With `num_threads`,
+    so many compute large calls, and one the others: for small ones threads cost more than they give.
     """
 
-    def __init__(self, run: Run, options: CheckOptions, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, run: Run, options: CheckOptions, tell: Callable[[str], None] | None = None, num_threads: int = 0) -> None:
+        self._num_threads = num_threads
         self._run = run
         self._options = options
         self._tell = tell or (lambda stage: None)
@@ -107,6 +110,8 @@ class CallChecker:
         begun = time.perf_counter()
         record = self._step(rank, step).records[index]
         call = CheckedCall.of(record, self._options.device)
+        if self._num_threads:
+            torch.set_num_threads(self._num_threads if _num_elements(record) >= _MANY else 1)
         try:
             found = self._checked(call, record, index, operands or {})
         except DeviceLost as error:
@@ -320,6 +325,10 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
 def _summary(value: torch.Tensor) -> Summary:
     found, _ = summarize(str(value.dtype).removeprefix("torch."), _bits(value).numpy())
     return found
+
+
+def _num_elements(record: CallRecord) -> int:
+    return sum(math.prod(slot.shape) for slot in record.slots)
 
 
 def _has_nonfinite(made: Tensors) -> bool:

@@ -137,7 +137,7 @@ class _Process:
 
     def _begun(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "ulpscope.workflows.check_worker"]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self._setup.num_threads)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
         self._child = child
         alarm = _Alarm(child, _STARTING_S)

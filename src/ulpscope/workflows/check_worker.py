@@ -8,6 +8,7 @@ A device that answers nothing any more ends it too: the next process finds the d
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -52,7 +53,6 @@ class Answer:
     stage: str = ""
     checked: CheckedCall | None = None
     operands: OperandFormat | None = None
-    device: str = ""
     error: str = ""
 
 
@@ -76,20 +76,17 @@ def serve(orders: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
-    import torch
-    import torch._decomp
-    import torch._refs  # with them the first call would seem slow, and calls have a time limit
-
     from ulpscope.replay.devices import open_device
     from ulpscope.replay.registered import import_and_register
     from ulpscope.store import open_run
     from ulpscope.workflows.check_calls import CallChecker
 
-    torch.set_num_threads(max(1, setup.num_threads))
+    for slow in ("torch._decomp", "torch._refs"):  # else the first call would seem slow, and calls have a time limit
+        importlib.import_module(slow)
     for name in setup.imports:
         import_and_register(name)
     open_device(setup.options.device)
-    return CallChecker(open_run(setup.path), setup.options, tell)
+    return CallChecker(open_run(setup.path), setup.options, tell, num_threads=setup.num_threads)
 
 
 def _without_core_dumps() -> None:
