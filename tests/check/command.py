@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from click.testing import CliRunner, Result
 
-from ulpscope.cli import _COMMANDS, cli
+from ulpscope.cli import cli
 
-_COMMANDS.setdefault("check", "")
 HELPER = "tests.check.loose_cannon"
 
 

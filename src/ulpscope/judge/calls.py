@@ -68,6 +68,8 @@ def judge_call(
     receives = {at: pair.record.receives(slot.slot) for at, (slot, _) in measured}
     is_start = pair.record.phase == "start"
     judged = {at: _judge_given(pair.record, slot, found, rule, trail) for at, (slot, found) in measured if receives[at] or is_start}
+    if pair.record.phase == "optimizer":
+        judged |= _within_largest_gradient(judged, trail, pair.record)
     entering = Entering.of(pair, tuple(judged.values()), trail)
     drift = 0.0
     for at, (slot, found) in measured:
@@ -83,6 +85,23 @@ def judge_call(
     )
     trail.add(call, drift)
     return call
+
+
+def _within_largest_gradient(given: dict[int, JudgedSlot], trail: Trail, record: CallRecord) -> dict[int, JudgedSlot]:
+    """Gradients whose contributions did not pair, as honest where they differ by no more than the largest gradient's rounding.
+
+    The gradient of a key bias in attention is pure rounding, and two programs that compute it otherwise share no bit of it.
+    """
+    gradients = {
+        at: (slot, size_of(slot.pair, slot.measurement, "differs")) for at, slot in given.items() if slot.pair.slot.role == "gradient"
+    }
+    largest = max((size.rms for _, size in gradients.values() if size is not None), default=0.0)
+    honest = {}
+    for at, (slot, size) in gradients.items():
+        is_open = slot.verdict.level == "differs" and size is not None and not trail.gradient_apart(record, slot.pair.slot)
+        if is_open and size is not None and size.error <= rounding_units(coarsest(dtypes_of(slot.pair))) * largest:
+            honest[at] = replace(slot, verdict=Verdict("rounding", "derived", "within the rounding of the largest gradient", 1.0))
+    return honest
 
 
 def _within_repeat(pair: Pair, slot: JudgedSlot, trail: Trail) -> JudgedSlot:

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from ulpscope.model import DTYPES, DType, OperandFormat, Slot, SlotReplay
-from ulpscope.replay.coarseness import leeway
+from ulpscope.replay.coarseness import leeway, tells_by_scale
 from ulpscope.replay.honest import Evaluations, Moves
 from ulpscope.replay.probes import STEP, is_floating
 from ulpscope.replay.program import NotReplayable, Program
@@ -55,7 +55,12 @@ class Yardstick:
     def measure(self, recorded: Mapping[Slot, torch.Tensor], *, enough: Limits | None = None) -> tuple[SlotReplay, ...]:
         """Every recorded result that the call gives. With `enough`, work ends as soon as a result is known to be within these limits."""
         found = (self._measure(slot, value.detach().cpu(), enough) for slot, value in recorded.items() if slot in self.exact())
-        return tuple(replace(one, leeway=leeway(self._program.name, one.dtype, is_rounding=bool(self._rounded))) for one in found)
+        return tuple(self._with_leeway(one) for one in found)
+
+    def _with_leeway(self, found: SlotReplay) -> SlotReplay:
+        name = self._program.name
+        bias = found.bias if tells_by_scale(name, found.dtype) else None
+        return replace(found, bias=bias, leeway=leeway(name, found.dtype, is_rounding=bool(self._rounded)))
 
     def _measure(self, slot: Slot, recorded: torch.Tensor, enough: Limits | None) -> SlotReplay:
         exact = self.exact()[slot]
