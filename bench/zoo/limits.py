@@ -14,7 +14,7 @@ FEW = 64
 """Over fewer elements the rms is no other statistic than the largest, and a projection is chance."""
 
 OF_RECORD = {
-    "float32": {"max_ratio": 128.0, "rms_ratio": 8.0, "bias": 4.0},
+    "float32": {"max_ratio": 128.0, "rms_ratio": 32.0, "bias": 4.0},
     "bfloat16": {"max_ratio": 32.0, "rms_ratio": 4.0, "bias": 0.25},
     "float16": {"max_ratio": 32.0, "rms_ratio": 4.0, "bias": 0.25},
 }

@@ -117,7 +117,12 @@ THRESHOLDS: tuple[Threshold, ...] = (
         "largest error of one element, in units of an honest kernel's on the same inputs, float32 and wider",
         "honest kernels of the zoo reach 61 on a CPU or an H200 in the calibrating half and 72 in the held-back half (docs/zoo.md)",
     ),
-    Threshold("replay_rms", 8.0, "the same for the rms over 64 or more elements", "3.8 and 3.3; optimizers, up to 24, have a leeway of 8"),
+    Threshold(
+        "replay_rms",
+        32.0,
+        "the same for the rms over 64 or more elements",
+        "3.8 and 3.3 (a fused optimizer 24), with room for machines whose functions are good to 1e-6 only; `check` asks for 8",
+    ),
     Threshold("replay_bias", 4.0, "the same for a change of scale that all elements share", "0.8 and 2.1; optimizers 6.8, as above"),
     Threshold(
         "replay_max_low",
