@@ -187,7 +187,7 @@ def record_again(view: StepView, record: CallRecord) -> str:
 
 def _against(slot: JudgedSlot) -> str:
     multiple = slot.verdict.multiple
-    if multiple is None or isinf(multiple) or not slot.pair.subject:
+    if multiple is None or isinf(multiple) or not slot.pair.subject or slot.verdict.side is not None:
         return ""
     return f", {times(multiple)} what {slot.pair.subject.dtype} rounding explains"
 

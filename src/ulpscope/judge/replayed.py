@@ -86,11 +86,12 @@ def replay_limits(dtype: str) -> tuple[float, float]:
 
 
 def errs(found: SlotReplay, *, like: SlotReplay | None = None) -> str:
-    """`212x`: the rms ratio, or the largest where that is farther beyond its limit; of two sides the same for both."""
+    """`212x`: the rms ratio, or the largest where only that is beyond its limit; of two sides the same for both."""
     if found.num_nonfinite or found.num_flipped:
         return "beyond all measure"
-    kind, _ = max(_multiples(like or found), key=lambda one: one[1])
-    ratio = found.max_ratio if kind == "max" and multiple_of(like or found) > 1 else found.rms_ratio
+    multiples = dict(_multiples(like or found))
+    is_peak = multiples["max"] > 1 >= max(multiples.get("rms", 0.0), multiples.get("bias", 0.0))
+    ratio = found.max_ratio if is_peak else found.rms_ratio
     return f"{'less than ' if found.is_bound else ''}{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x" if ratio < 1e5 else f"{ratio:.3g}x"
 
 
