@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls of a comparison are run again, what it says when they are not, and what a repeat of the reference excuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ulpscope import Capture, Comparison, compare_runs
+
+
+class Spoiling(TorchDispatchMode):
+    """A machine whose softplus is off by a factor, or whose products are noisy."""
+
+    def __init__(self, slope: float, noise: float) -> None:
+        super().__init__()
+        self.slope, self.noise = slope, noise
+        self.generator = torch.Generator().manual_seed(int(noise * 1e9))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.softplus.default:
+            return result * self.slope
+        if func is torch.ops.aten.addmm.default and self.noise:
+            return result * (1 + self.noise * torch.randn(result.shape, generator=self.generator))
+        return result
+
+
+def record(into: Path, *, slope: float = 1.0, noise: float = 0.0, nudge: float = 0.0) -> Path:
+    """Two steps of a tiny model, forward only."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Softplus(), torch.nn.Linear(32, 16))
+    batch = torch.randn(64, 16) * (1 + nudge)
+    with torch.no_grad(), Capture(into, model=model, keep="tensors") as capture:
+        for _ in range(2):
+            with Spoiling(slope, noise):
+                F.mse_loss(model(batch), batch)
+            capture.step()
+    return into
+
+
+def notes(comparison: Comparison) -> str:
+    return "\n".join(finding.headline for finding in comparison.findings if finding.kind == "coverage")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return record(folder / "subject", slope=1.0001, nudge=1e-6), record(folder / "reference")
+
+
+def test_the_culprit_errs_by_its_own_inputs(runs: tuple[Path, Path]) -> None:
+    [fault] = compare_runs(*runs).faults
+    assert fault.call == "functional.softplus.0"
+    assert "the subject errs" in fault.evidence[0]
+    assert any("times the exact ones" in line for line in fault.evidence)
+
+
+def test_all_goes_on_after_the_cause(runs: tuple[Path, Path]) -> None:
+    needed, everything = (compare_runs(*runs, replay=mode) for mode in ("needed", "all"))
+    count = [sum(slot.subject is not None for call in one.calls for slot in call.slots) for one in (needed, everything)]
+    assert 0 < count[0] < count[1]
+    assert [fault.headline for fault in needed.faults] == [fault.headline for fault in everything.faults]
+
+
+def test_what_is_not_run_again_is_said(runs: tuple[Path, Path]) -> None:
+    assert "replay is switched off" in notes(compare_runs(*runs, replay="none"))
+    assert "replay stopped after 0 s" in notes(compare_runs(*runs, replay_seconds=0.0))
+
+
+def test_a_repeat_excuses_what_the_reference_does_not_repeat(tmp_path: Path) -> None:
+    subject, reference, repeat = (record(tmp_path / name, noise=size) for name, size in (("s", 3e-5), ("r", 2e-5), ("again", 2.5e-5)))
+    assert compare_runs(subject, reference, replay="none").faults
+    excused = compare_runs(subject, reference, replay="none", repeat=repeat)
+    assert excused.faults == ()
+    assert "nondeterministic" in {finding.kind for finding in excused.findings}
