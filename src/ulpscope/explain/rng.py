@@ -26,7 +26,6 @@ ADVICE = (
     "to compare values after it, fix the seed on both sides (ulpscope run --seed 1 --deterministic), or switch random operations off "
     "(dropout 0); devices draw different numbers from the same seed"
 )
-_RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "poisson", "rrelu", "gumbel")
 _NEAR = 2.0**-5
 """Values closer than this are the same draw in another precision: other numbers in one of a thousand elements are farther apart."""
 
@@ -67,8 +66,7 @@ def rng_differences(view: StepView) -> list[ArgumentDifference]:
 
 
 def is_random(record: CallRecord) -> bool:
-    name = record.call.short.lower()
-    return any(word in name for word in _RANDOM)
+    return record.call.sounds_random
 
 
 def _drawn(view: StepView) -> Iterator[tuple[JudgedCall, JudgedSlot]]:

@@ -10,15 +10,12 @@ from ulpscope.model import CallRecord, PairReplay, SlotPair, Summary, Verdict
 
 __all__ = ["draws_numbers", "judge_drawn"]
 
-_RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "poisson", "rrelu", "gumbel")
-
 
 def draws_numbers(record: CallRecord, replay: PairReplay | None) -> bool:
     """Whether a call draws random numbers: seen by replaying it twice, else guessed by its name."""
     if replay is not None and (replay.subject.slots or replay.reference.slots):
         return replay.subject.is_random or replay.reference.is_random
-    name = record.call.short.lower()
-    return record.level != "module" and any(word in name for word in _RANDOM)
+    return record.level != "module" and record.call.sounds_random
 
 
 def judge_drawn(slot: SlotPair) -> Verdict:

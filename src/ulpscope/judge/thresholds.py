@@ -43,7 +43,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
         "amplification",
         8.0,
         "how many times a call may magnify the difference of its inputs",
-        "a guess, kept until calls are replayed; cancellation is allowed for separately",
+        "a guess, for calls that cannot be replayed; cancellation is allowed for separately",
     ),
     Threshold(
         "amplified",

@@ -14,6 +14,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 INPUT_ROLES: frozenset[Role] = frozenset({"input", "parameter", "buffer", "gradient"})
 OUTPUT_ROLES: frozenset[Role] = frozenset({"output", "mutated", "state"})
 
+_RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "poisson", "rrelu", "gumbel")
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class CallName:
@@ -40,6 +42,12 @@ class CallName:
         if parts and parts[0] == "aten" and len(parts) > 1:
             return parts[1]
         return parts[-1] if parts else self.op
+
+    @property
+    def sounds_random(self) -> bool:
+        """Whether the operation draws random numbers, as far as its name tells."""
+        name = self.short.lower()
+        return any(word in name for word in _RANDOM)
 
     @classmethod
     def parse(cls, text: str) -> CallName:
