@@ -60,13 +60,13 @@ clean:
 
 # setuptools comes first, and the package is then built with it and not in an isolated environment: a change to
 # pyproject.toml or to the C kernel reinstalls without asking the index again.
-$(READY): pyproject.toml constraints.txt $(wildcard src/ulpscope/numerics/*.c)
+$(READY): pyproject.toml packages/legacy/pyproject.toml constraints.txt $(wildcard src/ulpscope/numerics/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || \
 	{ echo 'ulpscope needs Python 3.10 or newer, and "$(PYTHON)" is not: name another one with make PYTHON=python3.12' >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
 	{ echo 'The environment .venv could not be made with "$(PYTHON) -m venv": on Debian and Ubuntu, install python3-venv.' >&2; exit 1; }
 	@echo 'Setting up .venv (the first time takes some minutes; details in $(LOG))'
 	@{ $(BIN)/pip install --disable-pip-version-check -c constraints.txt setuptools wheel && \
-	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,torch]'; } > $(LOG) 2>&1 || \
+	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,torch]' -e packages/legacy; } > $(LOG) 2>&1 || \
 	{ echo 'pip could not install the packages that constraints.txt names: check the network, the proxy and the index that pip asks (pip config list), then run make again; all that pip said is in $(LOG).' >&2; exit 1; }
 	@touch $@

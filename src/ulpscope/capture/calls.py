@@ -62,6 +62,8 @@ _TRANSPARENT = frozenset(
         "torch.utils._contextlib",
         "torch._jit_internal",
         "torch._ops",
+        "ulpscope.capture.patching",
+        "ulpscope.capture.session",
     }
 )
 

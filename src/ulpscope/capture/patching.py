@@ -8,7 +8,8 @@ Each replacement stands for something that neither a mode nor a public hook can 
 - `torch.autograd._engine_run_backward`: modes are off inside their own handler, and `Tensor.backward` is such a handler, so recomputed
   forwards would be missed; it also tells when a backward pass is over;
 - `torch.distributed.*`: plain Python functions that no mode sees;
-- `GradScaler.step`: a step that the scaler skips never reaches the optimizer's hooks.
+- `GradScaler.step`: a step that the scaler skips never reaches the optimizer's hooks;
+- the operators of `Tensor` (`__add__` ...), only where asked: a mode reports `a + b` and `a.add(b)` alike, and older tools tell them apart.
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ from typing import Any
 import torch
 
 __all__ = ["COLLECTIVES", "Patches"]
+
+_INHERITED = object()
+
+_OPERATORS = (
+    *(f"__{name}__" for name in "neg pos abs invert eq ne lt le gt ge getitem setitem".split()),
+    *(
+        f"__{way}{name}__"
+        for way in ("", "r", "i")
+        for name in "add sub mul div truediv floordiv mod pow matmul and or xor lshift rshift".split()
+    ),
+)
 
 COLLECTIVES = (
     "all_gather",
@@ -101,14 +113,24 @@ class Patches:
 
         self._replace(torch.amp.GradScaler, "step", step)
 
+    def operators(self, around: Callable[..., Any]) -> None:
+        """`around(name, original, args)` stands for every operator of a tensor, by the name that Python has for it."""
+        for name in _OPERATORS:
+            original = getattr(torch.Tensor, name, None)
+            if original is not None:
+                self._replace(torch.Tensor, name, _operator(name, original, around))
+
     def undo(self) -> None:
-        """Put every attribute back."""
+        """Put every attribute back; what was inherited is inherited again."""
         while self._replaced:
             owner, name, original = self._replaced.pop()
-            setattr(owner, name, original)
+            if original is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
     def _replace(self, owner: Any, name: str, replacement: Any) -> None:
-        self._replaced.append((owner, name, owner.__dict__[name]))
+        self._replaced.append((owner, name, owner.__dict__.get(name, _INHERITED)))
         setattr(owner, name, replacement)
 
 
@@ -118,5 +140,15 @@ def _collective(name: str, original: Callable[..., Any], around: Callable[..., A
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
         return around(name, original, args, kwargs)
+
+    return call
+
+
+def _operator(name: str, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args)
+        return around(name, original, args)
 
     return call

@@ -41,6 +41,7 @@ class CaptureSession:
     """Records what one process does between `start` and `stop`.
 
     With `find_steps` a step ends with each step of the first optimizer that steps; otherwise when `step` is called.
+    With `operators` an operator keeps the name that Python has for it, `Tensor.__add__`, and its own count.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class CaptureSession:
         keep: Keep = "statistics",
         selection: Selection | None = None,
         find_steps: bool = False,
+        operators: bool = False,
         on_step_end: Callable[[int], None] | None = None,
     ) -> None:
         self._sink = sink
@@ -61,6 +63,9 @@ class CaptureSession:
         self._level = level
         self._selection = selection or Selection()
         self._find_steps = find_steps
+        self._names_operators = operators
+        self._spoken = threading.local()
+        self._is_paused = False
         self._on_step_end = on_step_end
         self._modules = ModuleStack(models or [])
         self._recorder = CallRecorder(sink, rank=rank, keep=keep, selection=self._selection, modules=self._modules, guard=self._guard)
@@ -113,6 +118,15 @@ class CaptureSession:
         self._safely("close the step", self._end_step)
         self._begin(number + 1)
 
+    def pause(self) -> None:
+        """Record nothing until `resume`; the step under way stays open and its calls keep their numbers."""
+        self._is_paused = True
+        self._is_recording = False
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._is_recording = self._is_active and self._wants_to_record(self._step)
+
     def deactivate(self) -> None:
         self._is_active = self._is_recording = False
 
@@ -127,6 +141,8 @@ class CaptureSession:
         self._patches.backward_passes(self._around_backward)
         self._patches.collectives(self._around_collective)
         self._patches.scaler_steps(self._around_scaler)
+        if self._names_operators:
+            self._patches.operators(self._around_operator)
         self._handles.append(register_optimizer_step_pre_hook(self._before_optimizer))
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
         if self._level in ("api", "both"):
@@ -140,7 +156,12 @@ class CaptureSession:
         self._step = self._safety.step = step
         self._described: set[int] = set()
         self._recorder.begin_step(step)
-        self._is_recording = not self._safety.is_broken and self._selection.wants_step(step) and self._selection.wants_rank(self._rank)
+        self._is_recording = self._wants_to_record(step)
+
+    def _wants_to_record(self, step: int) -> bool:
+        if self._is_paused or self._safety.is_broken:
+            return False
+        return self._selection.wants_step(step) and self._selection.wants_rank(self._rank)
 
     def _end_step(self) -> None:
         self._recorder.flush_backward()
@@ -191,6 +212,8 @@ class CaptureSession:
         """
         if not self.is_recording:
             return None
+        if level == "api" and self._names_operators:
+            op = self._spoken_name(op)
         if level == "api" and writes_silently(op):
             written |= {0}
             self._safely(f"forget what {op} overwrites", self._recorder.forget_all, args[:1])
@@ -205,7 +228,20 @@ class CaptureSession:
         """Take down what a call returned."""
         self._safely(f"record the outputs of {opened.op}", self._recorder.close, opened, result)
 
+    def _spoken_name(self, op: str) -> str:
+        """What the user wrote, where the call is the one that an operator makes."""
+        spoken = getattr(self._spoken, "name", None)
+        self._spoken.name = None
+        return spoken or op
+
     # ---- what the patches call
+
+    def _around_operator(self, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        self._spoken.name = f"Tensor.{name}"
+        try:
+            return original(*args)
+        finally:
+            self._spoken.name = None
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_recording:
@@ -262,7 +298,7 @@ class CaptureSession:
         finally:
             if removed and self._mode is not None:
                 self._mode.__enter__()  # type: ignore[no-untyped-call]
-            self._is_recording = self._is_active and not self._safety.is_broken
+            self._is_recording = self._is_active and self._wants_to_record(self._step)
 
     def _describe_model(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._selection.wants_phase("start") or next(module.parameters(), None) is None:

@@ -39,7 +39,6 @@ from ulpscope.capture.torch_internals import (
 from ulpscope.capture.walk import Found, tensors_in
 from ulpscope.capture.watch import Watch
 from ulpscope.capture.watch_records import EventWriter, Place, SeenCall, version_of
-from ulpscope.errors import NonFiniteError
 from ulpscope.model import CallName, LedgerEntry, Level, NonFinite, Sink, Slot
 from ulpscope.numerics.nonfinite import Kinds, gives_data, is_move, makes_nothing_new
 
@@ -115,7 +114,7 @@ class WatchSession:
         self._hooks_modules = world_size > 1
         self._has_begun = False
         self._has_updated = False
-        self._is_active = self._is_recording = False
+        self._is_active = self._is_recording = self._is_paused = False
         self._thread = 0
         self._step = 0
 
@@ -202,7 +201,21 @@ class WatchSession:
         if self._watch.is_done:
             self._see_nothing_more()
             return
-        self._is_recording = not self._safety.is_broken and self._selection.wants_step(step) and self._selection.wants_rank(self._rank)
+        self._is_recording = self._wants_to_record(step)
+
+    def _wants_to_record(self, step: int) -> bool:
+        if self._is_paused or self._safety.is_broken:
+            return False
+        return self._selection.wants_step(step) and self._selection.wants_rank(self._rank)
+
+    def pause(self) -> None:
+        """Look at nothing until `resume`; the step under way stays open."""
+        self._is_paused = True
+        self._is_recording = False
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._is_recording = self._is_active and self._wants_to_record(self._step)
 
     def deactivate(self) -> None:
         self._is_active = self._is_recording = False
@@ -222,7 +235,7 @@ class WatchSession:
     def _raise_alarm(self) -> None:
         alarm, self._watch.alarm = self._watch.alarm, None
         if alarm is not None:
-            raise NonFiniteError(f"{alarm}; ulpscope was asked to stop here, and the call is recorded with its inputs")
+            raise alarm
 
     # ---- calls
 
@@ -241,10 +254,10 @@ class WatchSession:
             return None
         in_backward = graph_task() != -1
         number = -1 if in_backward else self._watch.name(op)
-        is_dull = makes_nothing_new(op)
+        is_dull = makes_nothing_new(op) and not self._options.passed_on
         if makes_no_values(op) or gives_data(op) or (in_backward and is_move(op)):
             return None
-        hooks = torch.is_grad_enabled() and not is_move(op)
+        hooks = torch.is_grad_enabled() and (self._options.passed_on or not is_move(op))
         is_looked_at = not in_backward and (not is_dull or self._watch.is_tripped)
         return _Begun(op, number, args, kwargs, next_sequence_number() if hooks else -1, is_looked_at, is_dull)
 
@@ -278,7 +291,7 @@ class WatchSession:
     def _look(self, call: SeenCall) -> None:
         """Have the results of a call looked at: at once on the CPU, whenever the device is ready elsewhere."""
         device = call.results[0][1].device
-        if device.type == "cpu":
+        if device.type == "cpu" or self._options.at_once:
             self._watch.look_now(call)
             return
         deferred = self._deferred.get(device)
@@ -319,6 +332,8 @@ class WatchSession:
             alive = session()
             if alive is not None and alive._is_recording:
                 alive._safety.run("look at a backward call", alive._look_at_node, place, is_dull, passed_on, received)
+                if alive._watch.alarm is not None:
+                    alive._raise_alarm()
 
         return hook
 

@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -103,11 +103,13 @@ class Capture:
             "max_bytes": max_bytes,
         }
         if self._watch is not None:
-            self._options |= {"keep": "tensors", "watch": {"nonfinite": asdict(self._watch)}}
+            self._options |= {"keep": "tensors", "watch": {"nonfinite": _written_down(self._watch)}}
         self._session: CaptureSession | WatchSession | None = None
         self._path: Path | None = None
         self._has_told_size = False
         self._find_steps = False
+        self._names_operators = False
+        self._open_sink: Callable[[int], Sink] | None = None
         self._seed: int | None = None
 
     @classmethod
@@ -116,6 +118,17 @@ class Capture:
         capture = cls(into, **options)
         capture._find_steps = True
         capture._seed = seed
+        return capture
+
+    @classmethod
+    def into_sink(cls, open_sink: Callable[[int], Sink], *, operators: bool = False, **options: Any) -> Capture:
+        """A capture that writes no run of ours: `open_sink(rank)` says where records and tensors go.
+
+        With `operators` the operators of a tensor keep the names that Python has for them (`Tensor.__add__`), as the older tools want.
+        """
+        capture = cls("", **options)
+        capture._open_sink = open_sink
+        capture._names_operators = operators
         return capture
 
     @property
@@ -136,19 +149,23 @@ class Capture:
         if not self._selection.wants_rank(rank):
             return
         try:
-            self._path = create_run(self._into, self._info(world_size), launch=_launch(world_size))
-            sink = DirectorySink(self._path, rank, max_bytes=self._max_bytes)
+            sink = self._open_sink(rank) if self._open_sink is not None else self._directory_sink(rank, world_size)
         except OSError as error:
             self._path = None
             _warn(
-                f"ulpscope cannot record into '{self._into}' ({error}). "
+                f"ulpscope cannot record into '{error.filename or self._into}' ({error}). "
                 "Training goes on and nothing is recorded; give a folder that can be written to."
             )
             return
-        if self._path != self._into and rank == 0:
-            print(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'", file=sys.stderr)
         self._session = self._new_session(sink, rank, world_size)
         self._session.start()
+
+    def _directory_sink(self, rank: int, world_size: int) -> Sink:
+        self._path = create_run(self._into, self._info(world_size), launch=_launch(world_size))
+        sink = DirectorySink(self._path, rank, max_bytes=self._max_bytes)
+        if self._path != self._into and rank == 0:
+            print(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'", file=sys.stderr)
+        return sink
 
     def _new_session(self, sink: Sink, rank: int, world_size: int) -> CaptureSession | WatchSession:
         from ulpscope.capture import CaptureSession, WatchSession
@@ -173,6 +190,7 @@ class Capture:
             keep=self._keep,
             selection=self._selection,
             find_steps=self._find_steps,
+            operators=self._names_operators,
             on_step_end=self._tell_size if rank == 0 else None,
         )
 
@@ -184,6 +202,15 @@ class Capture:
         """Say that a training step is over."""
         if self._session is not None:
             self._session.step()
+
+    def pause(self) -> None:
+        """Record nothing until `resume`; the step under way stays open."""
+        if self._session is not None:
+            self._session.pause()
+
+    def resume(self) -> None:
+        if self._session is not None:
+            self._session.resume()
 
     def __enter__(self) -> Capture:
         self.start()
@@ -242,6 +269,12 @@ def _watch_options(watch: object, level: str) -> NonFinite | None:
     if (options.limit is not None and options.limit < 1) or options.ring < 0:
         raise InputError(f"a watch stops after a number of faults from 1 up, or None, and keeps a ring from 0 up, not {options}")
     return replace(options, calls=False) if level == "module" and options.calls is None else options
+
+
+def _written_down(watch: NonFinite) -> dict[str, Any]:
+    options = asdict(replace(watch, on_event=None))
+    del options["on_event"]
+    return options
 
 
 def _warn(text: str) -> None:
