@@ -29,8 +29,10 @@ __all__ = [
     "fingerprint",
     "join_backward",
     "mark_late_inputs",
+    "nested_arguments",
     "number",
     "number_ranks",
+    "open_tensor",
     "operation",
     "summary",
     "tensor_shape",
@@ -235,6 +237,15 @@ def fingerprint(text: object) -> str | None:
     return None
 
 
+def nested_arguments(leaves: Mapping[tuple[int | str, ...], Any]) -> list[Any]:
+    """Values by path as nested lists; positions that the tool skipped are marked."""
+    groups: dict[int, dict[tuple[int | str, ...], Any]] = {}
+    for path, value in leaves.items():
+        groups.setdefault(int(path[0]), {})[path[1:]] = value
+    values = (groups.get(at, {(): NOT_RECORDED}) for at in range(max(groups, default=-1) + 1))
+    return [group[()] if () in group else nested_arguments(group) for group in values]
+
+
 def user_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     """The frames of the user's own code; all of them where there are none."""
     every = tuple(frames)
@@ -327,7 +338,7 @@ class ForeignRun:
         file = folder / content
         if file.is_symlink() and file.resolve().parent != folder.resolve():
             raise DamagedRunError(f"'{file}' is a link that leads out of the dump to '{file.resolve()}'; it is not opened")
-        data = _open_tensor(file)
+        data = open_tensor(file)
         if data.shape != shape:
             raise DamagedRunError(
                 f"'{file}' holds a tensor of shape {list(data.shape)}, but its dump says {list(shape)}; dump this run again"
@@ -358,7 +369,8 @@ def _listing(places: Iterable[tuple[int, int]]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _open_tensor(file: Path) -> TensorData:
+def open_tensor(file: Path) -> TensorData:
+    """The tensor in a .npy or .pt file; nothing in it is run."""
     try:
         return _open_npy(file) if file.suffix == ".npy" else _open_pt(file)
     except (DamagedRunError, MissingDependencyError):

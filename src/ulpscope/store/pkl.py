@@ -29,6 +29,7 @@ from ulpscope.store.foreign import (
     fingerprint,
     join_backward,
     mark_late_inputs,
+    nested_arguments,
     number_ranks,
     operation,
     summary,
@@ -36,13 +37,14 @@ from ulpscope.store.foreign import (
     user_frames,
 )
 
-__all__ = ["open_dump", "recognize"]
+__all__ = ["json_array", "open_dump", "open_file", "recognize"]
 
 # Without torch.distributed and without a device the tool names the rank folder after the process.
 _PROCESS_IDS_FROM = 1024
 
 _NAME = re.compile(
-    r"(?P<namespace>[A-Za-z]+)_(?P<name>.+)_(?P<index>\d{1,9})_(?P<phase>forward|backward)_"
+    r"(?:(?P<namespace>Functional|Tensor|Torch|VF|NPU|Distributed|Aten|Module)_)?(?P<name>[A-Za-z_].*)_(?P<index>\d{1,9})_"
+    r"(?P<phase>forward|backward)_"
     r"(?:(?P<role>input|output)(?P<path>(?:\.\d{1,4}){0,8})|stack_info)"
 )
 _FOLDER = re.compile(r"step\d{1,9}|rank\d{0,9}|.*_v\d[\w.]*")
@@ -62,6 +64,12 @@ def open_dump(path: Path) -> ForeignRun:
         raise NotARunError(f"'{path}' holds no *dump.pkl, neither itself nor in step*/rank* below; give the folder that holds the ranks")
     world_size = len({place.rank for place in places})
     return ForeignRun(path, RunInfo(format="ptdbg", tool="ptdbg_ascend", world_size=world_size), places, _read)
+
+
+def open_file(file: Path, tensors: Path, *, rank: int = 0, step: int = 0) -> ForeignRun:
+    """One pkl file by itself, with its tensors wherever they lie, as the rank and step that it is said to be."""
+    place = Place(rank, step, file, tensors)
+    return ForeignRun(file, RunInfo(format="ptdbg", tool="ptdbg_ascend", world_size=1), (place,), _read)
 
 
 def _head(file: Path) -> bytes:
@@ -120,7 +128,7 @@ class _Line:
         match = _NAME.fullmatch(name)
         if match is None:
             return None
-        namespace, name = match["namespace"], match["name"]
+        namespace, name = match["namespace"] or "Module", match["name"]  # a module dumped as one unit has a name of the user's
         op = f"module.{name}" if namespace == "Module" else operation(namespace, name)
         phase: Phase = "forward" if match["phase"] == "forward" else "backward"
         return cls(op, f"{namespace}_{name}", int(match["index"]), phase, _slot(match), values)
@@ -156,7 +164,7 @@ def _lines(place: Place) -> tuple[list[_Line], list[LedgerEntry], bool]:
     ledger: list[LedgerEntry] = []
     with place.file.open("rb") as stream:
         for count, text in enumerate(stream, 1):
-            values = _array(text)
+            values = json_array(text)
             line = _Line.parse(values) if values else None
             if line:
                 lines.append(line)
@@ -174,8 +182,8 @@ def _lines(place: Place) -> tuple[list[_Line], list[LedgerEntry], bool]:
     return lines, ledger, True
 
 
-def _array(text: bytes) -> list[Any] | None:
-    """One line; a blank one is an empty array."""
+def json_array(text: bytes) -> list[Any] | None:
+    """One line, None where it is no array; a blank one is an empty array."""
     try:
         values = json.loads(text) if text.strip() else []
     except (ValueError, RecursionError):
@@ -217,7 +225,7 @@ class _Call:
             call=call,
             phase=phase,
             level="module" if call.op.startswith("module.") else "api",
-            arguments=Arguments(args=tuple(_nested(self.arguments))) if phase == "forward" else None,
+            arguments=Arguments(args=tuple(nested_arguments(self.arguments))) if phase == "forward" else None,
             slots=tuple(self.slots.values()),
             stack=self.stack,
         )
@@ -239,15 +247,6 @@ def _tensor(
         fingerprint=fingerprint(checksum),
         content=next((file for file in (f"{name}.npy", f"{name}.pt") if file in kept), None),
     )
-
-
-def _nested(leaves: dict[tuple[int | str, ...], Any]) -> list[Any]:
-    """Values by path as nested lists; positions that the tool skipped are marked."""
-    groups: dict[int, dict[tuple[int | str, ...], Any]] = {}
-    for path, value in leaves.items():
-        groups.setdefault(int(path[0]), {})[path[1:]] = value
-    values = (groups.get(at, {(): NOT_RECORDED}) for at in range(max(groups, default=-1) + 1))
-    return [group[()] if () in group else _nested(group) for group in values]
 
 
 def _frames(lines: object) -> Iterator[Frame]:

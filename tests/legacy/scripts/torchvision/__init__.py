@@ -1,0 +1,1 @@
+"""A stand-in for torchvision, of which there is no build for a CPU torch of this version."""

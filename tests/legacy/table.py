@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/legacy.md, made from the tests: `python -m tests.legacy.table` writes the page anew.
+
+A promise is kept when a test carries its number; otherwise `INSTEAD` says why not and what happens instead. Neither, or both, is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "legacy.md"
+
+_HEAD = """# What the older tools promised
+
+Scripts written for torch_npu.hooks, ptdbg_ascend, api_accuracy_checker or msprobe run unchanged:
+`pip install ulpscope-legacy` carries their import names, `ulpscope.compat.npu_hooks.install()` those of torch_npu.hooks.
+[Moving on](migrating.md) shows the new call for each old one.
+
+This page is made from the tests (`python -m tests.legacy.table`). **kept** means: the test named beside it goes through the old
+name and looks at the file, column or text that a user of the old tool would look at. What is not kept says why, and what happens instead.
+Nothing here was run on an Ascend NPU: `npu` in the tests is the [stand-in](fake-npu.md), whose arithmetic can round operands as that
+hardware does.
+"""
+
+
+def promises() -> dict[str, dict[str, str]]:
+    """The wording of every promise by its number, tool by tool."""
+    tools: dict[str, dict[str, str]] = {}
+    for module in _modules():
+        tools.setdefault(module.TITLE, {}).update(module.PROMISES)
+    return tools
+
+
+def instead() -> dict[str, str]:
+    """Why a promise has no test, and what happens instead."""
+    return {number: reason for module in _modules() for number, reason in module.INSTEAD.items()}
+
+
+def kept() -> dict[str, list[str]]:
+    """The tests that carry each number."""
+    tests: dict[str, list[str]] = {}
+    for file in sorted(HERE.glob("test_*.py")):
+        for name, numbers, is_long in _marked(ast.parse(file.read_text(encoding="utf-8"))):
+            for number in numbers:
+                tests.setdefault(number, []).append(f"{file.stem}.{name}" + (" (long)" if is_long else ""))
+    return tests
+
+
+def faults() -> list[str]:
+    """What would make the page a lie."""
+    worded = {number for promised in promises().values() for number in promised}
+    tested, excused = kept(), instead()
+    found = [f"{number} is on a test and has no wording" for number in sorted(set(tested) - worded)]
+    found += [f"{number} has neither a test nor a reason" for number in sorted(worded - set(tested) - set(excused))]
+    return found + [f"{number} has both a test and a reason" for number in sorted(set(tested) & set(excused))]
+
+
+def page() -> str:
+    tested, excused = kept(), instead()
+    parts = [_HEAD]
+    for tool, promised in promises().items():
+        count = sum(number in tested for number in promised)
+        rows = [
+            f"| {number} | {text} | {_state(number, tested, excused)} |"
+            for number, text in sorted(promised.items(), key=lambda item: _key(item[0]))
+        ]
+        head = f"## {tool}\n\n{count} of {len(promised)} kept.\n\n| number | promise | state |\n|---|---|---|\n"
+        parts.append(head + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _state(number: str, tested: dict[str, list[str]], excused: dict[str, str]) -> str:
+    if number in tested:
+        return "**kept**: " + ", ".join(f"`{name}`" for name in tested[number][:3])
+    return f"instead: {excused.get(number, 'no test yet')}"
+
+
+def _key(number: str) -> tuple[str, int, str]:
+    match = re.fullmatch(r"([A-Z]+)(\d+)(\w*)", number)
+    if match is None:
+        raise ValueError(f"{number!r} is not the number of a promise")
+    return match[1], int(match[2]), match[3]
+
+
+def _modules() -> Iterator[object]:
+    for file in sorted(HERE.glob("promises_*.py")):
+        yield importlib.import_module(f"tests.legacy.{file.stem}")
+
+
+def _marked(tree: ast.Module) -> Iterator[tuple[str, list[str], bool]]:
+    """Tests with the numbers on them, also those on single cases of a parametrized test."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            calls = [call for decorator in node.decorator_list for call in ast.walk(decorator) if isinstance(call, ast.Call)]
+            marks = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "promise"]
+            numbers = [part.value for mark in marks for part in mark.args if isinstance(part, ast.Constant)]
+            is_long = any(isinstance(part, ast.Attribute) and part.attr == "long" for part in node.decorator_list)
+            yield node.name, [str(number) for number in numbers], is_long
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print("\n".join(faults()) or f"{PAGE.name} is written")
