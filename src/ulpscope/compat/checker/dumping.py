@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dumping as api_accuracy_checker did it: one iteration of the training, switched by the DataLoader or by hand.
+
+Importing `api_accuracy_checker.dump` calls `follow_training`, since that import alone was promised to be enough; nothing else is changed
+until the iteration asked for begins.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ulpscope.compat.checker.config import msCheckerConfig
+from ulpscope.compat.checker.writer import CheckerSink
+from ulpscope.compat.dataloader import follow_batches
+
+if TYPE_CHECKING:
+    from ulpscope.workflows.capturing import Capture
+
+__all__ = ["follow_training", "set_dump_switch", "stop_following"]
+
+
+class _Dumping:
+    """What the whole process shares, as the old functions promise."""
+
+    def __init__(self) -> None:
+        self.iteration = -1
+        self.capture: Capture | None = None
+        self.undo: Callable[[], None] | None = None
+
+
+_dumping = _Dumping()
+
+
+def follow_training() -> None:
+    """Count the batches of every DataLoader from here on and dump the iteration asked for."""
+    if _dumping.undo is None:
+        _dumping.undo = follow_batches(_next_iteration)
+        atexit.register(stop_following)
+
+
+def stop_following() -> None:
+    """End the dump and put torch back."""
+    set_dump_switch("OFF")
+    if _dumping.undo is not None:
+        _dumping.undo()
+        _dumping.undo = None
+    _dumping.iteration = -1
+
+
+def set_dump_switch(switch: str) -> None:
+    """Begin ("ON") or end ("OFF") the dump by hand.
+
+    >>> import api_accuracy_checker.dump as DP  # doctest: +SKIP
+    >>> DP.dump.set_dump_switch("ON")  # doctest: +SKIP
+    """
+    if switch not in ("ON", "OFF"):
+        raise ValueError(f'set_dump_switch wants "ON" or "OFF", not {switch!r}')
+    if switch == "OFF":
+        if _dumping.capture is not None:
+            _dumping.capture.stop()
+            _dumping.capture = None
+        return
+    if _dumping.capture is None:
+        _dumping.capture = _new_capture()
+        _dumping.capture.start()
+
+
+def _new_capture() -> Capture:
+    from ulpscope.workflows.capturing import Capture
+
+    folder, real_data = Path(msCheckerConfig.dump_path), msCheckerConfig.real_data
+    keep = "tensors" if real_data else "statistics"
+    return Capture.into_sink(lambda rank: CheckerSink(folder, real_data=real_data), operators=True, keep=keep)
+
+
+def _next_iteration() -> None:
+    if not msCheckerConfig.enable_dataloader:
+        return
+    _dumping.iteration += 1
+    target = msCheckerConfig.target_iter
+    set_dump_switch("ON" if _dumping.iteration == target else "OFF")
+    if _dumping.iteration > target:
+        stop_following()
+        raise Exception(f"Model pretest: exit after iteration {target}.")

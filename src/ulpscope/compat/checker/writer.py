@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the three json files of api_accuracy_checker, and the real data beside them.
+
+    forward_info_4711.json     {"Functional*silu*0": {"args": [...], "kwargs": {...}}, one API a line
+    backward_info_4711.json    {"Functional*silu*0": [gradients of the outputs],
+    stack_info_4711.json       {"Functional*silu*0": ["File ..., line ...", ...],
+    forward_real_data/Functional*silu*0.0.pt
+
+Each file is valid JSON after every entry: the closing brace is overwritten and written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from ulpscope.compat.tensor_files import TensorFiles, save_pt
+from ulpscope.model import DTYPES, Arguments, CallRecord, Frame, LedgerEntry, TensorRecord
+
+__all__ = ["CheckerSink", "api_key"]
+
+_TYPES = {"functional": "Functional", "Tensor": "Tensor", "torch": "Torch"}
+
+
+def api_key(record: CallRecord) -> str | None:
+    """`Functional*silu*0`; None for what the old tool does not check."""
+    namespace, _, name = record.call.op.partition(".")
+    if namespace not in _TYPES or record.recompute or (name.startswith("_") and not name.startswith("__")):
+        return None
+    return f"{_TYPES[namespace]}*{name}*{record.call.index}"
+
+
+class CheckerSink:
+    """Writes what one iteration calls; implements Sink."""
+
+    def __init__(self, folder: Path, *, real_data: bool) -> None:
+        self._files = TensorFiles(folder, save_pt) if real_data else None
+        self._infos = {kind: JsonObject(folder / f"{kind}_info_{os.getpid()}.json") for kind in ("forward", "backward", "stack")}
+
+    def begin_step(self, step: int) -> None:
+        """One iteration is one dump."""
+
+    def end_step(self) -> None:
+        """One iteration is one dump."""
+
+    def note(self, entry: LedgerEntry) -> None:
+        print(f"api_accuracy_checker: could not {entry.what}: {entry.why}", file=sys.stderr)
+
+    def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
+        return self._files.keep(dtype, shape, buffer) if self._files is not None else None
+
+    def write(self, record: CallRecord) -> None:
+        key = api_key(record)
+        if key is None or record.phase not in ("forward", "backward"):
+            return
+        described = _Described(self._files, f"{record.phase}_real_data/{key}", {str(slot.slot): slot for slot in record.slots})
+        if record.phase == "backward":
+            self._infos["backward"].add(key, [described.tensor(slot) for slot in record.slots if slot.slot.role == "input"])
+            return
+        arguments = record.arguments or Arguments()
+        args = [described.value(value) for value in arguments.args]
+        kwargs = {name: described.keyword(name, value) for name, value in (arguments.kwargs or {}).items()}
+        self._infos["forward"].add(key, {"args": args, "kwargs": kwargs})
+        self._infos["stack"].add(key, [_frame(frame) for frame in record.stack])
+
+    def close(self, *, complete: bool = True) -> None:
+        for info in self._infos.values():
+            info.close()
+        if self._files is not None:
+            self._files.close()
+
+
+class _Described:
+    """The arguments of one call as the old tool describes them; tensors with real data are numbered as they come."""
+
+    def __init__(self, files: TensorFiles | None, stem: str, slots: dict[str, TensorRecord]) -> None:
+        self._files = files
+        self._stem = stem
+        self._slots = slots
+        self._count = 0
+
+    def keyword(self, name: str, value: Any) -> Any:
+        return {"type": "torch.device", "value": value} if name == "device" and isinstance(value, str) else self.value(value)
+
+    def value(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.value(part) for part in value]
+        if isinstance(value, dict):
+            return self._special(value)
+        return {"type": type(value).__name__, "value": value}
+
+    def _special(self, value: dict[str, Any]) -> Any:
+        kind = next(iter(value), "")
+        if kind == "$tensor" and value[kind] in self._slots:
+            return self.tensor(self._slots[value[kind]])
+        if kind in ("$tuple", "$size"):
+            return [self.value(part) for part in value[kind]]
+        if kind == "$dtype":
+            return {"type": "torch.dtype", "value": f"torch.{value[kind]}"}
+        if kind == "$device":
+            return {"type": "torch.device", "value": value[kind]}
+        if kind == "$slice":
+            return {"type": "slice", "value": value[kind]}
+        if kind == "$int":
+            return {"type": "int", "value": int(value[kind])}
+        if kind.startswith("$"):
+            return {"type": str(value[kind])[:60], "value": str(value.get("repr", ""))[:200]}
+        return {name: self.value(part) for name, part in value.items()}
+
+    def tensor(self, slot: TensorRecord) -> dict[str, Any]:
+        if self._files is not None and slot.content is not None:
+            file = self._files.link(slot.content, f"{self._stem}.{self._count}.pt")
+            self._count += 1
+            return {"type": "torch.Tensor", "datapath": str(file.absolute()), "requires_grad": slot.requires_grad}
+        high, low = _extremes(slot)
+        return {
+            "type": "torch.Tensor",
+            "dtype": f"torch.{slot.dtype}",
+            "shape": list(slot.shape),
+            "Max": high,
+            "Min": low,
+            "requires_grad": slot.requires_grad,
+        }
+
+
+def _extremes(slot: TensorRecord) -> tuple[float | int | None, float | int | None]:
+    summary = slot.summary
+    if summary is None or summary.max is None or summary.min is None:
+        return None, None
+    if DTYPES[slot.dtype].is_floating:
+        return summary.max, summary.min
+    return int(summary.max), int(summary.min)
+
+
+def _frame(frame: Frame) -> str:
+    return f"File {frame.file}, line {frame.line}, in {frame.function}, \n {frame.code}"
+
+
+class JsonObject:
+    """A JSON object in a file, one entry a line, valid after each entry: the closing brace is written over."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[bytes] = path.open("wb")
+        self._file.write(b"{\n}")
+        self._is_empty = True
+
+    def add(self, key: str, value: Any) -> None:
+        text = f"{json.dumps(key)}: {json.dumps(value)}\n}}"
+        self._file.seek(-1 if self._is_empty else -2, os.SEEK_END)
+        self._file.write((text if self._is_empty else ",\n" + text).encode())
+        self._file.flush()
+        self._is_empty = False
+
+    def close(self) -> None:
+        self._file.close()
