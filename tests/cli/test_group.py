@@ -36,6 +36,7 @@ OPTIONS = {
         "script",
         "arguments",
     ],
+    "migrate": ["config"],
     "demo": ["--into", "--open"],
     "compare": [
         "subject",

@@ -29,6 +29,7 @@ _COMMANDS = {
     "show": "Show what a run recorded.",
     "watch": "Draw the curves of a watched run while it trains.",
     "compare-health": "Compare two watched runs: the step at which they part.",
+    "migrate": "Say a config.json of msprobe in our words.",
     "demo": "Record, break and compare a tiny model, right here.",
 }
 

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ulpscope migrate`: an old config.json in, the command that does the same out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+__all__ = ["migrate"]
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+def migrate(config: Path) -> None:
+    """Print the command that does what an old CONFIG of msprobe asks for.
+
+    \b
+    Example:
+      ulpscope migrate config.json
+
+    Scripts that use the old tools also run as they are, with the distribution ulpscope-legacy; see docs/migrating.md.
+    """
+    from ulpscope.compat.msprobe.config import read_config
+    from ulpscope.compat.msprobe.migrating import migrate as translated
+
+    migration = translated(read_config(config))
+    for command in migration.commands:
+        click.echo(command)
+    for remark in migration.remarks:
+        click.echo(f"# {remark}")
