@@ -101,7 +101,7 @@ def ulpscope_command(*arguments: str | Path, **options: Any) -> subprocess.Compl
 
 def test_the_commands() -> None:
     assert cli.list_commands(click.Context(cli)) == [
-        *("run", "compare", "refine", "check", "check-devices", "nonfinite", "show", "watch", "compare-health", "demo")
+        *("run", "compare", "refine", "check", "check-devices", "nonfinite", "show", "watch", "compare-health", "migrate", "demo")
     ]
 
 
