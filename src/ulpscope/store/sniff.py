@@ -58,13 +58,14 @@ def _opener(path: Path) -> Callable[[Path], Run] | None:
         return None
     if path.is_dir() and directory.recognize(path):
         return directory.DirectoryRun
-    from ulpscope.store import checker_json, dump_json, hooks_pkl, pkl
+    from ulpscope.store import acl_run, checker_json, dump_json, hooks_pkl, pkl
 
     readers: tuple[tuple[Callable[[Path], bool], Callable[[Path], Run]], ...] = (
         (dump_json.recognize, dump_json.open_dump),
         (hooks_pkl.recognize, hooks_pkl.open_dump),
         (pkl.recognize, pkl.open_dump),
         (checker_json.recognize, checker_json.open_info),
+        (acl_run.recognize, acl_run.open_dump),
     )
     return next((opener for recognize, opener in readers if recognize(path)), None)
 

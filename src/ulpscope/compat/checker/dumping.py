@@ -10,11 +10,11 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ulpscope.capture.patching import Patches
 from ulpscope.compat.checker.config import msCheckerConfig
 from ulpscope.compat.checker.writer import CheckerSink
-from ulpscope.compat.dataloader import follow_batches
 
 if TYPE_CHECKING:
     from ulpscope.workflows.capturing import Capture
@@ -28,7 +28,7 @@ class _Dumping:
     def __init__(self) -> None:
         self.iteration = -1
         self.capture: Capture | None = None
-        self.undo: Callable[[], None] | None = None
+        self.patches: Patches | None = None
 
 
 _dumping = _Dumping()
@@ -36,17 +36,18 @@ _dumping = _Dumping()
 
 def follow_training() -> None:
     """Count the batches of every DataLoader from here on and dump the iteration asked for."""
-    if _dumping.undo is None:
-        _dumping.undo = follow_batches(_next_iteration)
+    if _dumping.patches is None:
+        _dumping.patches = Patches()
+        _dumping.patches.batches(_around_batch)
         atexit.register(stop_following)
 
 
 def stop_following() -> None:
     """End the dump and put torch back."""
     set_dump_switch("OFF")
-    if _dumping.undo is not None:
-        _dumping.undo()
-        _dumping.undo = None
+    if _dumping.patches is not None:
+        _dumping.patches.undo()
+        _dumping.patches = None
     _dumping.iteration = -1
 
 
@@ -76,9 +77,15 @@ def _new_capture() -> Capture:
     return Capture.into_sink(lambda rank: CheckerSink(folder, real_data=real_data), operators=True, keep=keep)
 
 
+def _around_batch(next_batch: Callable[[], Any]) -> Any:
+    """The batch is fetched before its iteration begins, so that no dump holds what the DataLoader does."""
+    batch = next_batch()
+    if msCheckerConfig.enable_dataloader:
+        _next_iteration()
+    return batch
+
+
 def _next_iteration() -> None:
-    if not msCheckerConfig.enable_dataloader:
-        return
     _dumping.iteration += 1
     target = msCheckerConfig.target_iter
     set_dump_switch("ON" if _dumping.iteration == target else "OFF")

@@ -11,12 +11,13 @@ Each file is valid JSON after every entry: the closing brace is overwritten and 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from ulpscope.compat.arguments import with_positions
+from ulpscope.compat.json_files import GrowingJson
 from ulpscope.compat.tensor_files import TensorFiles, save_pt
 from ulpscope.model import DTYPES, Arguments, CallRecord, Frame, LedgerEntry, TensorRecord
 
@@ -38,7 +39,7 @@ class CheckerSink:
 
     def __init__(self, folder: Path, *, real_data: bool) -> None:
         self._files = TensorFiles(folder, save_pt) if real_data else None
-        self._infos = {kind: JsonObject(folder / f"{kind}_info_{os.getpid()}.json") for kind in ("forward", "backward", "stack")}
+        self._infos = {kind: GrowingJson(folder / f"{kind}_info_{os.getpid()}.json") for kind in ("forward", "backward", "stack")}
 
     def begin_step(self, step: int) -> None:
         """One iteration is one dump."""
@@ -56,6 +57,7 @@ class CheckerSink:
         key = api_key(record)
         if key is None or record.phase not in ("forward", "backward"):
             return
+        record = with_positions(record)
         described = _Described(self._files, f"{record.phase}_real_data/{key}", {str(slot.slot): slot for slot in record.slots})
         if record.phase == "backward":
             self._infos["backward"].add(key, [described.tensor(slot) for slot in record.slots if slot.slot.role == "input"])
@@ -137,22 +139,3 @@ def _extremes(slot: TensorRecord) -> tuple[float | int | None, float | int | Non
 
 def _frame(frame: Frame) -> str:
     return f"File {frame.file}, line {frame.line}, in {frame.function}, \n {frame.code}"
-
-
-class JsonObject:
-    """A JSON object in a file, one entry a line, valid after each entry: the closing brace is written over."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("wb")
-        self._file.write(b"{\n}")
-        self._is_empty = True
-
-    def add(self, key: str, value: Any) -> None:
-        text = f"{json.dumps(key)}: {json.dumps(value)}\n}}"
-        self._file.seek(-1 if self._is_empty else -2, os.SEEK_END)
-        self._file.write((text if self._is_empty else ",\n" + text).encode())
-        self._file.flush()
-        self._is_empty = False
-
-    def close(self) -> None:
-        self._file.close()
