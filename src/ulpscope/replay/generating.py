@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from ulpscope.model import DTYPES, CallRecord, Summary, TensorData, TensorRecord
+from ulpscope.model import DTYPES, CallRecord, Phase, Summary, TensorData, TensorRecord
 from ulpscope.replay.program import NotReplayable
 
 __all__ = ["Generated"]
@@ -38,17 +38,17 @@ class Generated:
     def record(self, record: CallRecord, *, forward: CallRecord | None = None) -> CallRecord:
         """The record with a content key for every tensor; `forward` is the call that a backward record belongs to."""
         _check_sizes(record)
-        return replace(record, slots=tuple(self._named(slot, forward or record) for slot in record.slots))
+        return replace(record, slots=tuple(self._named(slot, forward or record, record.phase) for slot in record.slots))
 
     def read(self, content: str) -> TensorData:
         tensor = _planted(_Draft(*self._drafts[content]))
         dtype = str(tensor.dtype).removeprefix("torch.")
         return TensorData(dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
-    def _named(self, slot: TensorRecord, call: CallRecord) -> TensorRecord:
+    def _named(self, slot: TensorRecord, call: CallRecord, phase: Phase) -> TensorRecord:
         if slot.dtype not in DTYPES:
             return slot
-        identity = slot.fingerprint or f"{call.rank}/{call.step}/{call.call}/{slot.slot}"
+        identity = slot.fingerprint or f"{call.rank}/{call.step}/{call.call}/{phase}/{slot.slot}"
         key = hashlib.sha256(f"{self._seed}/{identity}/{slot.dtype}/{slot.shape}".encode("utf-8", "replace")).hexdigest()[:32]
         self._drafts.setdefault(key, (slot, call, int(key[:15], 16)))
         return replace(slot, content=key)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`run_overflow_check.py`: is an overflow normal, since the reference overflows too, or not?
+
+python run_overflow_check.py -forward ./forward_info_0.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ulpscope.compat.checker.run_ut import best_device
+from ulpscope.errors import InputError, UlpscopeError
+from ulpscope.model.checks import CheckedCall
+from ulpscope.workflows.check_details import recorded_key
+from ulpscope.workflows.checking import check_run
+
+__all__ = ["main", "overflow_line"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 0 where it ran to its end, whatever it found."""
+    parser = argparse.ArgumentParser(
+        prog="run_overflow_check.py",
+        description="Run the APIs that overflowed again, and say which of them should not have.",
+        epilog="Example: python run_overflow_check.py -forward ./forward_info_0.json",
+    )
+    parser.add_argument("-forward", "--forward_input_file", required=True, type=Path, help="forward_info_{pid}.json of an overflow dump")
+    parser.add_argument("-backward", "--backward_input_file", type=Path, help="backward_info_{pid}.json of the same dump")
+    parser.add_argument("-j", "--jit_compile", action="store_true", help="accepted; nothing is compiled here")
+    parser.add_argument("-d", "--device", type=int, default=0, help="index of the device; the CPU where there is none")
+    options = parser.parse_args(arguments)
+    try:
+        if not options.forward_input_file.is_file():
+            raise InputError(f"'{options.forward_input_file}' is no file; give the forward_info_*.json that the overflow check wrote")
+        check = check_run(
+            options.forward_input_file,
+            backward=options.backward_input_file,
+            device=best_device(options.device),
+            overflow=True,
+            found=lambda call: print(overflow_line(call)),
+        )
+    except UlpscopeError as error:
+        print(f"run_overflow_check: {error}", file=sys.stderr)
+        return 2
+    counts = {word: sum(call.overflow == word for call in check.calls) for word in ("normal", "abnormal", "not reproduced")}
+    print(", ".join(f"{count} {word}" for word, count in counts.items()))
+    return 0
+
+
+def overflow_line(call: CheckedCall) -> str:
+    """One API in the words of the old tool."""
+    name = f"{recorded_key(call)} {call.phase}"
+    if call.overflow == "normal":
+        return f"{name}: normal overflow, the CPU overflows too in this dtype"
+    if call.overflow == "abnormal":
+        return f"{name}: abnormal overflow, the CPU does not overflow on the same inputs"
+    if call.overflow == "not reproduced":
+        return f"{name}: not reproduced, neither the device nor the CPU overflows now"
+    return f"{name}: not run again, {call.reason or 'it did not overflow'}"
