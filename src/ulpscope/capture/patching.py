@@ -9,13 +9,16 @@ Each replacement stands for something that neither a mode nor a public hook can 
   forwards would be missed; it also tells when a backward pass is over;
 - `torch.distributed.*`: plain Python functions that no mode sees;
 - `GradScaler.step`: a step that the scaler skips never reaches the optimizer's hooks;
-- the operators of `Tensor` (`__add__` ...), only where asked: a mode reports `a + b` and `a.add(b)` alike, and older tools tell them apart.
+- the operators of `Tensor` (`__add__` ...), only where asked: a mode reports `a + b` and `a.add(b)` alike, and older tools tell them apart;
+- functions of a vendor's package, only where asked: written in Python, they are seen by no mode as the one call that they are;
+- `DataLoader` batches, only where asked: an older tool takes each for the beginning of a step;
+- `functional.dropout`, `dropout2d` and `dropout3d`, only where asked: an older tool promises to switch dropout off.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +37,8 @@ _OPERATORS = (
 )
 
 COLLECTIVES = (
+    "_all_gather_base",
+    "_reduce_scatter_base",
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
@@ -120,6 +125,28 @@ class Patches:
             if original is not None:
                 self._replace(torch.Tensor, name, _operator(name, original, around))
 
+    def single_functions(self, functions: Sequence[tuple[Any, str, str]], around: Callable[..., Any]) -> None:
+        """`around(op, original, args, kwargs)` stands for every call of these functions, given as owner, attribute and name of the call."""
+        for owner, attribute, op in functions:
+            self._replace(owner, attribute, _collective(op, getattr(owner, attribute), around))
+
+    def batches(self, around: Callable[..., Any]) -> None:
+        """`around(next_batch)` stands for every batch that an iterator over a DataLoader gives."""
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        original = _BaseDataLoaderIter.__next__
+
+        @functools.wraps(original)
+        def fetch(self: Any) -> Any:
+            return around(functools.partial(original, self))
+
+        self._replace(_BaseDataLoaderIter, "__next__", fetch)
+
+    def no_dropout(self) -> None:
+        """Let the functions that every dropout module calls drop nothing; they are still called, and seen."""
+        for name in ("dropout", "dropout2d", "dropout3d"):
+            self._replace(torch.nn.functional, name, _without_dropping(getattr(torch.nn.functional, name)))
+
     def undo(self) -> None:
         """Put every attribute back; what was inherited is inherited again."""
         while self._replaced:
@@ -142,6 +169,14 @@ def _collective(name: str, original: Callable[..., Any], around: Callable[..., A
         return around(name, original, args, kwargs)
 
     return call
+
+
+def _without_dropping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def drop_nothing(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return original(input, 0.0, training, inplace)
+
+    return drop_nothing
 
 
 def _operator(name: str, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ One pattern is one of
     !PATTERN                        not this
 
 Patterns of names, modules and ranges add up; phases and slots narrow what these picked. `@file` reads patterns from a
-file, one a line, `#` begins a comment.
+file, one a line, `#` begins a comment. In code a pattern may also be a function of the module and the call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from ulpscope.errors import InputError
 from ulpscope.model import CallName, Phase, Slot
@@ -28,6 +29,8 @@ from ulpscope.model import CallName, Phase, Slot
 __all__ = ["Selection"]
 
 _PHASES = ("start", "forward", "backward", "optimizer")
+
+Matcher: TypeAlias = Callable[[str, CallName], bool]
 
 
 @dataclass(slots=True)
@@ -70,10 +73,12 @@ class Selection:
         *,
         steps: Iterable[int] | int | None = None,
         ranks: Iterable[int] | int | None = None,
-        select: str | Sequence[str] | None = None,
+        select: str | Sequence[str | Matcher] | None = None,
     ) -> Selection:
+        given = [select] if isinstance(select, str) else list(select or ())
         selection = cls(steps=_numbers(steps, "steps"), ranks=_numbers(ranks, "ranks"))
-        for pattern in _patterns(select):
+        selection.names += [pattern for pattern in given if callable(pattern)]
+        for pattern in _patterns([pattern for pattern in given if isinstance(pattern, str)]):
             selection._add(pattern)
         return selection
 
@@ -147,8 +152,7 @@ def _glob(pattern: str) -> Callable[[str, CallName], bool]:
     return lambda module, call: any(expression.match(name) for name in (str(call), call.op, call.short, f"{call.short}.{call.index}"))
 
 
-def _patterns(select: str | Sequence[str] | None) -> list[str]:
-    given = [select] if isinstance(select, str) else list(select or ())
+def _patterns(given: Sequence[str]) -> list[str]:
     patterns: list[str] = []
     for pattern in given:
         if not pattern.startswith("@"):

@@ -7,9 +7,10 @@ once, and training goes on.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -41,7 +42,8 @@ class CaptureSession:
     """Records what one process does between `start` and `stop`.
 
     With `find_steps` a step ends with each step of the first optimizer that steps; otherwise when `step` is called.
-    With `operators` an operator keeps the name that Python has for it, `Tensor.__add__`, and its own count.
+    With `operators` an operator keeps the name that Python has for it, `Tensor.__add__`, and its own count. `functions` are functions of
+    Python that no mode sees, as owner, attribute and the name that their calls get; what they call is not recorded.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class CaptureSession:
         selection: Selection | None = None,
         find_steps: bool = False,
         operators: bool = False,
+        functions: Sequence[tuple[Any, str, str]] = (),
         on_step_end: Callable[[int], None] | None = None,
     ) -> None:
         self._sink = sink
@@ -64,11 +67,22 @@ class CaptureSession:
         self._selection = selection or Selection()
         self._find_steps = find_steps
         self._names_operators = operators
+        self._functions = functions
+        self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._spoken = threading.local()
         self._is_paused = False
         self._on_step_end = on_step_end
         self._modules = ModuleStack(models or [])
-        self._recorder = CallRecorder(sink, rank=rank, keep=keep, selection=self._selection, modules=self._modules, guard=self._guard)
+        self._recorder = CallRecorder(
+            sink,
+            rank=rank,
+            keep=keep,
+            selection=self._selection,
+            modules=self._modules,
+            guard=self._guard,
+            boundary=CaptureSession._around_module.__code__,
+            is_patient=level in ("api", "both"),
+        )
         self._optimizers = OptimizerProbe(self._modules, optimizers)
         self._patches = Patches()
         self._safety = Safety(sink)
@@ -120,12 +134,21 @@ class CaptureSession:
 
     def pause(self) -> None:
         """Record nothing until `resume`; the step under way stays open and its calls keep their numbers."""
+        self._read_before_change()
         self._is_paused = True
         self._is_recording = False
 
     def resume(self) -> None:
         self._is_paused = False
         self._is_recording = self._is_active and self._wants_to_record(self._step)
+
+    def take_whole(self, module: torch.nn.Module, name: str) -> None:
+        """Record each call of this module as one call of that name, and nothing inside it."""
+        self._units[module] = name
+
+    def take_apart(self) -> None:
+        """Record what is inside every module again."""
+        self._units.clear()
 
     def deactivate(self) -> None:
         self._is_active = self._is_recording = False
@@ -143,6 +166,7 @@ class CaptureSession:
         self._patches.scaler_steps(self._around_scaler)
         if self._names_operators:
             self._patches.operators(self._around_operator)
+        self._patches.single_functions(self._functions, self._around_single)
         self._handles.append(register_optimizer_step_pre_hook(self._before_optimizer))
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
         if self._level in ("api", "both"):
@@ -166,14 +190,16 @@ class CaptureSession:
     def _end_step(self) -> None:
         self._recorder.flush_backward()
         if self._recorder.has_written:
-            self._sink.end_step()
-            if self._on_step_end is not None:
-                self._on_step_end(self._step)
+            self._recorder.end_step(None if self._on_step_end is None else functools.partial(self._on_step_end, self._step))
 
     def _close(self, complete: bool) -> None:
-        if complete and not self._safety.is_broken:
-            self._end_step()
-        self._sink.close(complete=complete)
+        try:
+            if complete and not self._safety.is_broken:
+                self._end_step()
+            if not self._safety.is_broken:
+                self._recorder.finish()
+        finally:
+            self._sink.close(complete=complete)
 
     # ---- failing without harm
 
@@ -218,6 +244,8 @@ class CaptureSession:
             written |= {0}
             self._safely(f"forget what {op} overwrites", self._recorder.forget_all, args[:1])
         if level == "api" and is_own_business(caller(depth)):
+            if self._recorder.is_pending:
+                self._safely("read tensors before they change", self._recorder.before, op, args, kwargs)
             return None
         opened: OpenCall | None = self._safely(f"record the inputs of {op}", self._recorder.open, op, args, kwargs, level)
         if opened is not None:
@@ -248,7 +276,8 @@ class CaptureSession:
             return original(module, *args, **kwargs)
         is_outermost = self._modules.is_empty()
         is_compiled = _is_compiled(module)
-        is_opaque = is_compiled or (isinstance(self._mode, ApiMode) and bool(self._safely("look at a module", _has_fast_path, module)))
+        unit = self._units.get(module)
+        is_opaque = unit is not None or is_compiled or self._is_fused(module)
         self._modules.enter(module)
         opened = None
         pushed = False
@@ -256,13 +285,13 @@ class CaptureSession:
             if is_outermost and graph_task() == -1 and not inside_transform():
                 self._safely("record the state of the model", self._describe_model, module, args, kwargs)
             if is_opaque or self._level in ("module", "both"):
-                opened = self.open_call(f"module.{type(module).__name__}", args, kwargs, level="module")
+                opened = self.open_call(f"module.{unit or type(module).__name__}", args, kwargs, level="module")
                 if opened is not None:
                     self._safely("look at the parameters of a module", self._add_parameters, opened, module)
                     pushed = self._push_parent(opened)
             if is_compiled:
                 self._safely("write a note", self._note_compiled, module)
-            result = self._call_unseen(original, module, args, kwargs) if is_opaque else original(module, *args, **kwargs)
+            result = self._call_unseen(original, (module, *args), kwargs) if is_opaque else original(module, *args, **kwargs)
         finally:
             if pushed:
                 self._recorder.leave_parent()
@@ -272,6 +301,9 @@ class CaptureSession:
             self._modules.leave(module)
             self.close_call(opened, result)
         return result
+
+    def _is_fused(self, module: torch.nn.Module) -> bool:
+        return isinstance(self._mode, ApiMode) and bool(self._safely("look at a module", _has_fast_path, module))
 
     def _push_parent(self, opened: OpenCall) -> bool:
         if opened.name is not None:
@@ -289,12 +321,13 @@ class CaptureSession:
         path = self._modules.current or type(module).__name__
         self._sink.note(LedgerEntry(what=f"see the calls inside {path}", why="it is compiled by torch.compile", step=self._step))
 
-    def _call_unseen(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a module without our mode, where the mode's presence alone would change what it computes."""
+    def _call_unseen(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run something without our mode: its calls are not recorded, and some modules compute otherwise where any mode is active."""
+        self._read_before_change()
         self._is_recording = False
         removed = remove_mode(self._mode) if self._mode is not None else False
         try:
-            return original(module, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             if removed and self._mode is not None:
                 self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -327,6 +360,14 @@ class CaptureSession:
         self.close_call(opened, result)
         return result
 
+    def _around_single(self, op: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        opened = self.open_call(op, args, kwargs)
+        if opened is None:
+            return original(*args, **kwargs)
+        result = self._call_unseen(original, args, kwargs)
+        self.close_call(opened, result)
+        return result
+
     def _around_collective(self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         opened = self.open_call(f"distributed.{name}", args, kwargs) if self._level in ("api", "both") else None
         result = original(*args, **kwargs)
@@ -348,6 +389,7 @@ class CaptureSession:
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._has_updated = True
+        self._read_before_change()
         if self._wants_optimizer(optimizer):
             self._safely("record the gradients of an optimizer", self._take_gradients, optimizer)
 
@@ -356,7 +398,13 @@ class CaptureSession:
 
     def _take_gradients(self, optimizer: Any) -> None:
         self._recorder.begin_writing()
-        self._optimizers.gradients[id(optimizer)] = self._recorder.records(self._optimizers.gradients_of(optimizer))
+        self._optimizers.gradients[id(optimizer)] = self._recorder.take(self._optimizers.gradients_of(optimizer))
+        self._recorder.read_all()
+
+    def _read_before_change(self) -> None:
+        """Something begins whose calls nobody announces: what was taken has to be read before."""
+        if self._recorder.is_pending:
+            self._safely("read tensors before they change", self._recorder.read_all)
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._wants_optimizer(optimizer):

@@ -10,30 +10,34 @@ from pathlib import Path
 
 from ulpscope.errors import UlpscopeError
 from ulpscope.model import Comparison, Run
+from ulpscope.report.escaping import visible
 
-__all__ = ["add_finding"]
+__all__ = ["add_finding", "tell_finding"]
+
+_PATIENCE_S = 20.0
 
 
 def add_finding(subject: Run | Path, reference: Run | Path, page: Path) -> None:
     """Compare two dumps our way, print the first finding and write the page."""
-    from ulpscope.report.html import write_html
     from ulpscope.workflows.comparing import compare_runs
 
     try:
-        comparison = compare_runs(subject, reference)
-        write_html(comparison, page)
+        tell_finding(compare_runs(subject, reference, replay_seconds=_PATIENCE_S), page)
     except (UlpscopeError, OSError) as error:
         print(f"ulpscope: no finding of its own for these dumps: {error}")
-        return
-    print(f"ulpscope: {_answer(comparison)}")
-    print(f"          everything else is in {page}; the same by hand: ulpscope compare {_path(subject)} {_path(reference)}")
+
+
+def tell_finding(comparison: Comparison, page: Path) -> None:
+    """Write the page, and print the first finding and where the page is."""
+    from ulpscope.report.html import write_html
+
+    write_html(comparison, page)
+    print(f"ulpscope: {visible(_answer(comparison))}")
+    sides = f"{comparison.subject_path} {comparison.reference_path}"
+    print(f"          everything else is in {page}; the same by hand: ulpscope compare {visible(sides)}")
 
 
 def _answer(comparison: Comparison) -> str:
     if comparison.faults:
         return comparison.faults[0].headline
     return "nothing differs by more than honest rounding explains"
-
-
-def _path(side: Run | Path) -> Path:
-    return side if isinstance(side, Path) else side.path

@@ -20,23 +20,23 @@ from typing import Any
 
 from ulpscope.errors import DamagedRunError, MissingDependencyError, NotARunError
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, LedgerEntry, Phase, RunInfo, Slot, TensorRecord
-from ulpscope.store.dump_json import _argument, _frames, _load, _opened, _plain
+from ulpscope.store.dump_json import _argument, _frames, _opened, _plain, load_json
 from ulpscope.store.foreign import (
     NOT_RECORDED,
     ForeignRun,
     Numbering,
     Place,
     Reading,
-    _open_tensor,
     canonical_dtype,
     join_backward,
+    open_tensor,
     operation,
     summary,
     tensor_shape,
     user_frames,
 )
 
-__all__ = ["open_info", "recognize"]
+__all__ = ["UNRECORDED", "open_info", "own_name", "recognize"]
 
 _HEAD_BYTES = 4096
 _MAX_DEPTH = 32
@@ -46,7 +46,8 @@ _KEY = re.compile(
     r"(?P<namespace>Functional|Tensor|Torch|VF|NPU|Aten|Distributed)[*._](?P<name>.{1,400}?)[*._](?P<index>\d{1,9})"
     r"(?:[._](?:forward|backward))?"
 )
-_UNRECORDED = "the checker does not record gradients of inputs"
+UNRECORDED = "the checker does not record gradients of inputs"
+"""The note of a gradient that there was, and of which nothing is known but its place."""
 _REAL_DATA = re.compile(r"(forward|backward)_real_data[\w.-]*")
 
 
@@ -57,13 +58,37 @@ def recognize(path: Path) -> bool:
     return path.is_dir() and any(True for _ in _found(path))
 
 
-def open_info(path: Path) -> ForeignRun:
-    """Open a recording by its forward_info file, its backward_info file, or the folder that holds them."""
+def own_name(key: str) -> str | None:
+    """The name that a call of the recording has here, where no other shares it; None for what is no call.
+
+    >>> own_name("Functional*conv2d*0"), own_name("Tensor.__add__.3.forward")
+    ('functional.conv2d.0', 'Tensor.add.3')
+    """
+    match = _KEY.fullmatch(key)
+    return f"{operation(match['namespace'], match['name'])}.{int(match['index'])}" if match else None
+
+
+def open_info(path: Path, backward: Path | None = None) -> ForeignRun:
+    """Open a recording by its forward_info file, its backward_info file, or the folder that holds them.
+
+    With `backward`, the two are files of any name.
+    """
+    if backward is not None:
+        return _opened_both(path, backward)
     places = tuple(_places(path))
     if not places:
         raise NotARunError(f"'{path}' holds no forward_info_*.json, neither itself nor in step* below; give the folder that holds them")
     info = RunInfo(format="api_accuracy_checker", tool="api_accuracy_checker", world_size=len({place.rank for place in places}))
     return ForeignRun(path, info, places, _read)
+
+
+def _opened_both(forward: Path, backward: Path) -> ForeignRun:
+    for file in (forward, backward):
+        if not file.is_file():
+            raise NotARunError(f"'{file}' is no file; give the forward_info and the backward_info of one recording")
+    place = Place(0, _step(forward.parent), forward, forward.parent)
+    info = RunInfo(format="api_accuracy_checker", tool="api_accuracy_checker")
+    return ForeignRun(forward, info, (place,), lambda known: _read(known, backward))
 
 
 def _head(file: Path) -> bytes:
@@ -130,9 +155,9 @@ class _Entry:
     body: Any
 
 
-def _read(place: Place) -> Reading:
+def _read(place: Place, backward: Path | None = None) -> Reading:
     ledger: list[LedgerEntry] = []
-    entries = [entry for phase in _PHASES for entry in _entries_of(place, phase, ledger)]
+    entries = [entry for phase in _PHASES for entry in _entries_of(place, phase, ledger, backward)]
     numbering = Numbering((entry.op, entry.source, entry.index) for entry in entries)
     stacks = _stacks(place, ledger)
     records: list[CallRecord] = []
@@ -155,6 +180,7 @@ def _read(place: Place) -> Reading:
                 arguments=arguments,
                 slots=tuple(leaves.found),
                 stack=stacks.get(entry.key, ()),
+                recorded_as=entry.key,
             )
         )
     return Reading(tuple(_with_wanted_gradients(join_backward(records))), tuple(ledger))
@@ -174,7 +200,7 @@ def _with_wanted_gradients(records: Iterable[CallRecord]) -> Iterator[CallRecord
             yield record
             continue
         wanted = (slot for slot in forward.slots if slot.requires_grad)
-        gradients = (replace(slot, slot=Slot("output", slot.slot.path), summary=None, content=None, note=_UNRECORDED) for slot in wanted)
+        gradients = (replace(slot, slot=Slot("output", slot.slot.path), summary=None, content=None, note=UNRECORDED) for slot in wanted)
         yield replace(record, slots=(*record.slots, *gradients))
 
 
@@ -182,12 +208,14 @@ def _note(place: Place, what: str, why: str) -> LedgerEntry:
     return LedgerEntry(what=what, why=why, step=place.step)
 
 
-def _entries_of(place: Place, phase: Phase, ledger: list[LedgerEntry]) -> Iterator[_Entry]:
+def _entries_of(place: Place, phase: Phase, ledger: list[LedgerEntry], backward: Path | None) -> Iterator[_Entry]:
     file = place.file.with_name(_other(place.file.name, phase))
-    if not file.is_file() or (file == place.file and not _is_of(place.file, phase)):
+    if backward is not None:
+        file = place.file if phase == "forward" else backward
+    elif not file.is_file() or (file == place.file and not _is_of(place.file, phase)):
         return
     unknown: list[str] = []
-    for key, body in _load(file).items():
+    for key, body in load_json(file).items():
         match = _KEY.fullmatch(key)
         if match is None or not isinstance(body, dict if phase == "forward" else list):
             unknown.append(key)
@@ -209,7 +237,7 @@ def _stacks(place: Place, ledger: list[LedgerEntry]) -> dict[str, tuple[Frame, .
     if file == place.file or not file.is_file():
         return {}
     try:
-        found = _load(file)
+        found = load_json(file)
     except DamagedRunError as error:
         ledger.append(_note(place, f"reading {file.name}", str(error)))
         return {}
@@ -283,7 +311,7 @@ class _Leaves:
             self.missing.append(f"{slot}: the file {str(leaf.get('datapath'))[-120:]!r} is not in the recording")
             return None
         try:
-            data = _open_tensor(self.place.tensors / content)
+            data = open_tensor(self.place.tensors / content)
         except (DamagedRunError, MissingDependencyError) as error:
             self.missing.append(f"{slot}: {error}")
             return None

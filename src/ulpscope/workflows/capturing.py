@@ -109,6 +109,7 @@ class Capture:
         self._has_told_size = False
         self._find_steps = False
         self._names_operators = False
+        self._functions: Sequence[tuple[Any, str, str]] = ()
         self._open_sink: Callable[[int], Sink] | None = None
         self._seed: int | None = None
 
@@ -121,14 +122,18 @@ class Capture:
         return capture
 
     @classmethod
-    def into_sink(cls, open_sink: Callable[[int], Sink], *, operators: bool = False, **options: Any) -> Capture:
+    def into_sink(
+        cls, open_sink: Callable[[int], Sink], *, operators: bool = False, functions: Sequence[tuple[Any, str, str]] = (), **options: Any
+    ) -> Capture:
         """A capture that writes no run of ours: `open_sink(rank)` says where records and tensors go.
 
         With `operators` the operators of a tensor keep the names that Python has for them (`Tensor.__add__`), as the older tools want.
+        `functions` are functions of Python to be recorded as one call each: owner, attribute, and the name of the call.
         """
         capture = cls("", **options)
         capture._open_sink = open_sink
         capture._names_operators = operators
+        capture._functions = functions
         return capture
 
     @property
@@ -180,6 +185,7 @@ class Capture:
                 optimizers=self._optimizers,
                 selection=self._selection,
                 find_steps=self._find_steps,
+                operators=self._names_operators,
             )
         return CaptureSession(
             sink,
@@ -191,6 +197,7 @@ class Capture:
             selection=self._selection,
             find_steps=self._find_steps,
             operators=self._names_operators,
+            functions=self._functions,
             on_step_end=self._tell_size if rank == 0 else None,
         )
 
@@ -211,6 +218,19 @@ class Capture:
     def resume(self) -> None:
         if self._session is not None:
             self._session.resume()
+
+    def take_whole(self, module: torch.nn.Module, name: str) -> None:
+        """Record each call of this module as one call of that name, and nothing inside it, until `take_apart`."""
+        from ulpscope.capture import CaptureSession
+
+        if isinstance(self._session, CaptureSession):
+            self._session.take_whole(module, name)
+
+    def take_apart(self) -> None:
+        from ulpscope.capture import CaptureSession
+
+        if isinstance(self._session, CaptureSession):
+            self._session.take_apart()
 
     def __enter__(self) -> Capture:
         self.start()

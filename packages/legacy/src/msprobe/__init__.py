@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old import name; see ulpscope.compat."""
+"""The old import name; see ulpscope.compat.msprobe."""
+
+from typing import Any
+
+__all__ = ["GradComparator"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GradComparator":
+        from ulpscope.compat.msprobe.grad_compare import GradComparator
+
+        return GradComparator
+    raise AttributeError(f"module 'msprobe' has no attribute {name!r}")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from ulpscope.compat.checker.run_ut import best_device
 from ulpscope.errors import InputError, UlpscopeError
-from ulpscope.model.checks import CheckedCall
+from ulpscope.model.checks import Check, CheckedCall
 from ulpscope.workflows.check_details import recorded_key
 from ulpscope.workflows.checking import check_run
 
-__all__ = ["main", "overflow_line"]
+__all__ = ["main", "overflow_line", "tell_counts"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,9 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UlpscopeError as error:
         print(f"run_overflow_check: {error}", file=sys.stderr)
         return 2
+    tell_counts(check)
+    return 0
+
+
+def tell_counts(check: Check) -> None:
+    """How many overflows are of which kind, in one line."""
     counts = {word: sum(call.overflow == word for call in check.calls) for word in ("normal", "abnormal", "not reproduced")}
     print(", ".join(f"{count} {word}" for word, count in counts.items()))
-    return 0
 
 
 def overflow_line(call: CheckedCall) -> str:

@@ -24,7 +24,7 @@ from ulpscope.model.checks import Check
 from ulpscope.workflows.check_details import details_of, outcomes_of, own_name, saved_failures
 from ulpscope.workflows.checking import check_run
 
-__all__ = ["best_device", "main", "save_error_data"]
+__all__ = ["best_device", "main", "print_progress", "print_tables", "save_error_data"]
 
 _RESULT = re.compile(r"accuracy_checking_result(?:_(?P<time>\d{14}))?\.csv")
 
@@ -74,14 +74,14 @@ def _run(options: argparse.Namespace) -> None:
             select=done or None,
             save_failures=scratch if options.save_error_data else None,
             journal=result.with_suffix(".csv.journal"),
-            progress=_progress if sys.stderr.isatty() else None,
+            progress=print_progress if sys.stderr.isatty() else None,
         )
         if options.save_error_data:
             save_error_data(Path(scratch), _error_folder())
     write_results(result, outcomes_of(check.calls), earlier)
     write_details(details, [row for call in check.calls for row in details_of(call)], msCheckerConfig.precision)
     result.with_suffix(".csv.journal").unlink(missing_ok=True)
-    _print_tables(check)
+    print_tables(check)
     print(f"the results are in '{result}' and '{details}'; the same by our own yardstick: ulpscope check {options.forward_input_file}")
 
 
@@ -155,12 +155,13 @@ def _save(file: Path, tensor: TensorData) -> None:
     save_pt(file, tensor.dtype, tensor.shape, tensor.buffer)
 
 
-def _progress(done: int, total: int) -> None:
+def print_progress(done: int, total: int) -> None:
+    """A bar on the terminal."""
     width = 40 * done // max(total, 1)
     print(f"\r[{'#' * width}{' ' * (40 - width)}] {done}/{total}", end="\n" if done == total else "", file=sys.stderr)
 
 
-def _print_tables(check: Check) -> None:
+def print_tables(check: Check) -> None:
     """Two tables as wide as the old ones: how many passed, and where the others failed."""
     from rich.console import Console
     from rich.table import Table

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The old command; see ulpscope.compat.msprobe.command."""
+
+import sys
+
+from ulpscope.compat.msprobe.command import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The old import name; see ulpscope.compat.msprobe.pytorch."""
+
+from typing import Any
+
+from ulpscope.compat.msprobe import pytorch as _door
+
+__all__ = [
+    "PrecisionDebugger",
+    "compare",
+    "compare_distributed",
+    "module_dump",
+    "module_dump_end",
+    "register_custom_api",
+    "restore_custom_api",
+    "seed_all",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_door, name)

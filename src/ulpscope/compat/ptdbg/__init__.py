@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door of ptdbg_ascend: its fourteen functions under their old names, each loaded when it is first asked for.
+
+Asking for one of the dumping half switches dropout off, as the old tool promises of its import (see `dropout`); comparing and parsing
+change nothing and need no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = [
+    "PrecisionDebugger",
+    "acc_cmp_dump",
+    "compare",
+    "compare_distributed",
+    "module_dump",
+    "module_dump_end",
+    "overflow_check",
+    "parse",
+    "register_hook",
+    "seed_all",
+    "set_backward_input",
+    "set_dump_path",
+    "set_dump_switch",
+    "set_overflow_check_switch",
+]
+
+_READING = {
+    "CompareException": "ulpscope.compat.ptdbg.exceptions",
+    "compare": "ulpscope.compat.ptdbg.comparing",
+    "compare_distributed": "ulpscope.compat.ptdbg.distributed",
+    "parse": "ulpscope.compat.ptdbg.parsing",
+}
+_DUMPING = {
+    "PrecisionDebugger": "ulpscope.compat.ptdbg.debugger",
+    "acc_cmp_dump": "ulpscope.compat.ptdbg.functions",
+    "module_dump": "ulpscope.compat.ptdbg.module_units",
+    "module_dump_end": "ulpscope.compat.ptdbg.module_units",
+    "overflow_check": "ulpscope.compat.ptdbg.functions",
+    "register_hook": "ulpscope.compat.ptdbg.functions",
+    "seed_all": "ulpscope.compat.seeding",
+    "set_backward_input": "ulpscope.compat.ptdbg.functions",
+    "set_dump_path": "ulpscope.compat.ptdbg.functions",
+    "set_dump_switch": "ulpscope.compat.ptdbg.functions",
+    "set_overflow_check_switch": "ulpscope.compat.ptdbg.functions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _DUMPING:
+        from ulpscope.compat.ptdbg.dropout import switch_off_dropout
+
+        switch_off_dropout()
+        return getattr(import_module(_DUMPING[name]), name)
+    if name in _READING:
+        return getattr(import_module(_READING[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
