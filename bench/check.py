@@ -3,16 +3,15 @@
 
     python -m bench.check                                     what the CPU does with its own recordings, and how --jobs scales
     python -m bench.check --device cuda                       the same calls on a GPU, TF32 off and on
-    python -m bench.check --dump DUMP --peer-python PYTHON    one dump of mindstudio-probe, checked by it and by us (it needs CUDA)
 
-Figures of one run are comparable with each other only.
+Figures of one run are comparable with each other only. `calls/s` is with the start of all processes, `going` from the first call that is
+known to the last. `bench.check_peer` measures the same against mindstudio-probe.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.check.networks import NETWORKS, VARIANTS, record
 from ulpscope.model.checks import Check
 from ulpscope.workflows.checking import check_run
+
+STEPS = 8
 
 
 @contextmanager
@@ -78,30 +79,18 @@ def soundness(folder: Path, device: str, networks: list[str], variants: list[str
 
 
 def speed(folder: Path, device: str, jobs: list[int]) -> Iterator[dict[str, Any]]:
-    path = record("gpt", folder / "speed", steps=4)
+    path = record("gpt", folder / "speed", steps=STEPS)
+    going: list[float] = []
     for many in jobs:
-        check = check_run(path, device=device, jobs=many)
-        found = row(check, network="gpt, 4 steps", jobs=many)
+        times: list[float] = []
+        check = check_run(path, device=device, jobs=many, found=lambda call, times=times: times.append(time.perf_counter()))
+        going.append((len(times) - 1) / (times[-1] - times[0]))
+        found = row(check, network=f"gpt, {STEPS} steps", jobs=many) | {
+            "going": round(going[-1], 1),
+            "times": round(going[-1] / going[0], 2),
+        }
         show(found, check)
         yield found
-
-
-def against_peer(dump: Path, python: str, device: str) -> Iterator[dict[str, Any]]:
-    """Both on the peer's own dump: a folder with dump.json."""
-    with tempfile.TemporaryDirectory() as out:
-        command = [python, "-m", "msprobe.msprobe", "acc_check", "-api_info", str(dump / "dump.json"), "-o", out]
-        begin = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        seconds = time.perf_counter() - begin
-        if done.returncode:
-            print(done.stdout[-2000:], done.stderr[-2000:])
-        results = sorted(Path(out).glob("accuracy_checking_result*.csv"))
-        peer_calls = sum(1 for _ in results[0].open()) - 1 if results else 0
-    check = check_run(dump, device=device, jobs=1)
-    found = row(check, dump=str(dump), peer_calls=peer_calls, peer_seconds=round(seconds, 1))
-    found["peer calls/s"] = round(peer_calls / seconds, 2)
-    show(found, check)
-    yield found
 
 
 def main() -> None:
@@ -110,19 +99,14 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--jobs", default="1,2")
-    parser.add_argument("--dump", type=Path, help="a folder with a dump.json of mindstudio-probe")
-    parser.add_argument("--peer-python", help="the python of an environment with mindstudio-probe")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        if options.dump is not None:
-            rows += against_peer(options.dump, options.peer_python or sys.executable, options.device)
-        else:
-            rows += soundness(folder, options.device, options.networks.split(","), options.variants.split(","))
-            rows += speed(folder, options.device, [int(one) for one in options.jobs.split(",")])
+        rows += soundness(folder, options.device, [*filter(None, options.networks.split(","))], options.variants.split(","))
+        rows += speed(folder, options.device, [int(one) for one in options.jobs.split(",") if one])
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1))
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.check.command import invoke
 from ulpscope import Capture, InputError
+from ulpscope.report.checks_console import verdict_line
 from ulpscope.workflows.checking import check_run
 
 
@@ -36,12 +38,18 @@ def test_an_overflow_that_the_dtype_demands_is_normal(tmp_path: Path, keep: str)
     assert check.counts["failed"] == 0
 
 
-def test_a_run_without_overflow_has_nothing_to_ask(tmp_path: Path) -> None:
+def test_a_run_without_overflow_is_sound(tmp_path: Path) -> None:
     with Capture(tmp_path / "run", keep="tensors") as capture:
         torch.exp(torch.ones(3))
         capture.step()
-    with pytest.raises(InputError, match="not finite"):
-        check_run(tmp_path / "run", overflow=True, isolated=False)
+    check = check_run(tmp_path / "run", overflow=True, isolated=False)
+    assert not check.calls
+    assert verdict_line(check).endswith("no call made inf or NaN from clean inputs")
+    result = invoke(tmp_path / "run", "--overflow", "--resume")
+    assert (result.exit_code, result.stdout.startswith("sound: ")) == (0, True)
+    assert "the check begins anew" in result.stderr
+    with pytest.raises(InputError, match="nothing to check"):
+        check_run(tmp_path / "run", overflow=True, isolated=False, select="*conv*")
 
 
 _ON_DEVICE = """

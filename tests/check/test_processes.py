@@ -18,6 +18,9 @@ from tests.check import loose_cannon
 from ulpscope import Capture, InputError
 from ulpscope.model.checks import Check, CheckedCall
 from ulpscope.workflows.check_frames import Journal
+from ulpscope.workflows.check_processes import Processes
+from ulpscope.workflows.check_rules import CheckOptions
+from ulpscope.workflows.check_worker import Setup
 from ulpscope.workflows.checking import check_run
 
 MODULE = "tests.check.loose_cannon"
@@ -60,6 +63,18 @@ def test_a_hang_costs_one_call(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found = _statuses(check_run(run, imports=[MODULE], timeout_s=10, jobs=2, select=["*gelu*", "*hang*", "*silu*"]))
     assert found.pop("hang forward") == ("failed", "took more than 10 s on cpu")
     assert {status for status, _ in found.values()} == {"passed"}
+
+
+def test_several_devices_share_the_calls_and_each_process_has_one_thread(run: Path) -> None:
+    check = check_run(run, device=("cpu", "cpu"), jobs=2, select=["*gelu*", "*silu*"])
+    assert (check.device, [call.status for call in check.calls]) == ("cpu, cpu", ["passed"] * 3)
+    assert [call.key for call in check.calls] == sorted(call.key for call in check.calls)
+    with pytest.raises(InputError, match="2 devices cannot be checked at once in one process"):
+        check_run(run, device=("cpu", "cpu"), isolated=False)
+    setups = [Setup(path="run", options=CheckOptions(device=name)) for name in ("npu:0", "npu:1")]
+    members = Processes(setups, jobs=3, timeout_s=1.0)._members
+    assert [(one.device, one._setup.num_threads) for one in members] == [("npu:0", 1), ("npu:1", 1), ("npu:0", 1)]
+    assert len(Processes(setups, jobs=1, timeout_s=1.0)._members) == 2
 
 
 def test_a_device_that_is_not_here_is_said_in_one_sentence(run: Path) -> None:

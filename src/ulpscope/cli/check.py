@@ -25,11 +25,11 @@ _EPILOG = """
 Examples:
   ulpscope run --into runs/npu --keep tensors --steps 0 train.py
   ulpscope check runs/npu --device npu --html check.html
-  ulpscope check runs/npu --jobs 4 --select 'layers.1.*' --save-failures failures
+  ulpscope check runs/npu --jobs 4 --select module:layers.1 --save-failures failures
   ulpscope check runs/npu --overflow
 
 RUN may have kept its tensors (the calls get their real inputs) or statistics alone (inputs are made from them, the same for the same
---seed). It may be a run of ulpscope or a dump of msprobe or ptdbg.
+--seed). It may be a run of ulpscope, or a dump of msprobe, ptdbg or api_accuracy_checker.
 
 Exit codes: 0 nothing is wrong, 1 something is, 2 the question could not be answered (also where no call could be checked).
 """
@@ -47,7 +47,16 @@ Exit codes: 0 nothing is wrong, 1 something is, 2 the question could not be answ
 )
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N", help="Processes that share the work.")
 @click.option("--select", multiple=True, metavar="GLOB", help="Only these calls: a glob over module/call, or @file; may be repeated.")
-@click.option("--rules", default="derived", show_default=True, metavar="NAME", help="What counts as wrong.")
+@click.option(
+    "--rules",
+    type=click.Choice(["derived", "checker", "benchmark", "ulp", "binary", "absolute"]),
+    default="derived",
+    show_default=True,
+    help="What counts as wrong: more than an honest kernel errs, or a published standard.",
+)
+@click.option(
+    "--edition", type=click.Choice(["2024", "26.2"]), default="2024", show_default=True, help="Which publication of the standards."
+)
 @click.option("--save-failures", type=_FILE, metavar="DIR", help="Keep inputs and results of each failed call there, as safetensors.")
 @click.option("--resume", is_flag=True, help="Go on with a check that was ended: what it found is not looked for again.")
 @click.option("--overflow", is_flag=True, help="Only calls that made inf or NaN from clean inputs: was that normal in their dtype?")
@@ -68,6 +77,7 @@ def check(
     jobs: int,
     select: tuple[str, ...],
     rules: str,
+    edition: str,
     save_failures: Path | None,
     resume: bool,
     overflow: bool,
@@ -87,6 +97,7 @@ def check(
     words: dict[str, Any] = {
         "device": device,
         "rules": rules,
+        "edition": edition,
         "reference_precision": reference_precision,
         "jobs": jobs,
         "select": list(select) or None,
@@ -98,6 +109,8 @@ def check(
         "journal": _journal_path(run, device, wanted, resume),
         "resume": resume,
     }
+    if resume and not quiet and not Path(words["journal"]).exists():
+        click.echo(f"there is no journal '{words['journal']}': the check begins anew", err=True)
     with nullcontext() if quiet else showing_progress(f"checking on {device}") as progress:
         from ulpscope.workflows.checking import check_run
 
@@ -113,7 +126,7 @@ def _exit_code(found: Check) -> int:
     counts = found.counts
     if counts["failed"]:
         return 1
-    return 2 if counts["skipped"] == len(found.calls) else 0
+    return 2 if found.calls and counts["skipped"] == len(found.calls) else 0
 
 
 def _journal_path(run: Path, device: str, wanted: dict[str, Path], resume: bool) -> Path | None:

@@ -3,7 +3,7 @@
 
 A function of torch.nn.functional hands its arguments on by name before a mode sees them, so `F.layer_norm(x, shape, weight, bias)` arrives
 as `weight=`, `bias=` and `eps=`. The older tools saw what was written. Here tensors go back to their positions, with everything before
-them, and what has its default value is left out.
+them, and what has its default value is left out unless it is asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["with_positions"]
 _MISSING = object()
 
 
-def with_positions(record: CallRecord) -> CallRecord:
+def with_positions(record: CallRecord, *, with_defaults: bool = False) -> CallRecord:
     """The record with its tensors by position, forward and backward.
 
     >>> with_positions(record).slots[1].slot  # doctest: +SKIP
@@ -31,7 +31,7 @@ def with_positions(record: CallRecord) -> CallRecord:
         return record
     places = {name: place for place, name in enumerate(parameters)}
     slots = tuple(_placed(slot, places) for slot in record.slots)
-    arguments = _arranged(record.arguments, parameters) if record.arguments is not None else None
+    arguments = _arranged(record.arguments, parameters, with_defaults) if record.arguments is not None else None
     return replace(record, slots=slots, arguments=arguments)
 
 
@@ -59,14 +59,14 @@ def _placed(slot: TensorRecord, places: dict[str, int]) -> TensorRecord:
     return replace(slot, slot=Slot(slot.slot.role, (places[str(path[0])], *path[1:])))
 
 
-def _arranged(arguments: Arguments, parameters: dict[str, Any]) -> Arguments:
+def _arranged(arguments: Arguments, parameters: dict[str, Any], with_defaults: bool) -> Arguments:
     names, named = list(parameters), dict(arguments.kwargs or {})
     last = max((place for place, name in enumerate(names) if _holds_tensor(named.get(name))), default=-1)
     args = list(arguments.args)
     for place in range(len(args), last + 1):
         default = parameters[names[place]]
         args.append(_moved(named.pop(names[place], None if default is _MISSING else default), names[place], place))
-    kept = {name: value for name, value in named.items() if name not in parameters or value != parameters[name]}
+    kept = {name: value for name, value in named.items() if with_defaults or name not in parameters or value != parameters[name]}
     return Arguments(args=tuple(args), kwargs=kept)
 
 

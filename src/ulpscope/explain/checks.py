@@ -19,16 +19,22 @@ _NAMES = {"float16": "float16", "tf32": "TF32", "bfloat16": "bfloat16"}
 
 
 def explain_check(
-    calls: Sequence[CheckedCall], precision: Sequence[FamilyPrecision], *, device: str, path: str, complete: Sequence[str] = ()
+    calls: Sequence[CheckedCall],
+    precision: Sequence[FamilyPrecision],
+    *,
+    device: str,
+    path: str,
+    rules: str = "derived",
+    complete: Sequence[str] = (),
 ) -> tuple[Finding, ...]:
-    """Faults, the worst first, then notes."""
+    """Faults, the worst first, then notes. By published rules a call fails or is a warning; what it is in truth is not said."""
     groups: defaultdict[tuple[str, str], list[CheckedCall]] = defaultdict(list)
     for call in calls:
         groups[call.call.op, call.phase].append(call)
-    faults = [_fault(group, path) for group in groups.values() if any(call.status == "failed" for call in group)]
+    faults = [_fault(group, path, rules) for group in groups.values() if any(call.status == "failed" for call in group)]
     faults.sort(key=lambda pair: -pair[0])
     notes = [_precision_note(one, device) for one in precision]
-    notes += _warnings(calls)
+    notes += _warnings(calls, rules)
     notes += _coverage(calls)
     if complete:
         notes.append(
@@ -37,16 +43,17 @@ def explain_check(
     return (*(finding for _, finding in faults), *notes)
 
 
-def _fault(group: Sequence[CheckedCall], path: str) -> tuple[float, Finding]:
+def _fault(group: Sequence[CheckedCall], path: str, rules: str) -> tuple[float, Finding]:
     failed = sorted((call for call in group if call.status == "failed"), key=_badness, reverse=True)
     worst = failed[0]
     judged = sum(call.status != "skipped" for call in group)
     many = "" if judged == 1 else f" in {len(failed)} of {judged} calls"
-    headline = f"{worst.call.short} {worst.phase} is wrong on {_where(worst)}{many}; worst: {_place(worst)}"
+    verb = "is wrong" if rules == "derived" else f"fails by the rules {rules}"
+    headline = f"{worst.call.short} {worst.phase} {verb} on {_where(worst)}{many}; worst: {_place(worst)}"
     slot = worst.worst
     evidence = [worst.reason, f"inputs: {'as recorded' if worst.data == 'recorded' else 'made from the recorded statistics'}"]
     if len(failed) > 1:
-        evidence.append(f"also {listed([str(call.call) for call in failed[1:]])}")
+        evidence.append(f"also {listed(_names(failed[1:]))}")
     return _badness(worst), Finding(
         level="fault",
         kind="kernel",
@@ -60,7 +67,7 @@ def _fault(group: Sequence[CheckedCall], path: str) -> tuple[float, Finding]:
         source=worst.source,
         order=worst.order,
         evidence=tuple(evidence),
-        next=f"ulpscope check {path} --device {worst.device} --select '{worst.call}' --save-failures failures",
+        next=f"ulpscope check {path} --device {worst.device}{_rules(rules)} --select '{worst.call}' --save-failures failures",
     )
 
 
@@ -81,23 +88,42 @@ def _place(call: CheckedCall) -> str:
 def _precision_note(found: FamilyPrecision, device: str) -> Finding:
     bits = DTYPES["bfloat16" if found.operands == "bfloat16" else "float16"].mantissa + 1
     who = f"on {device}" if found.role == "device" else "as recorded"
+    many = f"{found.num_like} of {found.num_calls} " if found.num_like < found.num_calls else ""
+    verb = "computes" if many and found.num_like == 1 else "compute"
     return Finding(
         level="note",
         kind="precision",
-        headline=f"{found.family}s {who} compute with about {bits} significant bits ({_NAMES[found.operands]} operands)",
-        evidence=(f"every {found.family} errs as such operands do; they are judged by that, and one that errs more is still seen",),
+        headline=f"{many}{found.family}s {who} {verb} with about {bits} significant bits ({_NAMES[found.operands]} operands)",
+        evidence=("they err as such operands make them, and are judged by that; one that errs more still fails",),
         next="for full precision set torch.set_float32_matmul_precision('highest'), or the like of the device",
     )
 
 
-def _warnings(calls: Sequence[CheckedCall]) -> list[Finding]:
+def _rules(rules: str) -> str:
+    return "" if rules == "derived" else f" --rules {rules}"
+
+
+def _names(calls: Sequence[CheckedCall]) -> list[str]:
+    """Each call by its name, with the step where they are of several."""
+    several = len({(call.rank, call.step) for call in calls}) > 1
+    return [f"{call.call} (step {call.step}, rank {call.rank})" if several else str(call.call) for call in calls]
+
+
+def _warnings(calls: Sequence[CheckedCall], rules: str) -> list[Finding]:
     warned = [call for call in calls if call.status == "warning"]
     if not warned:
         return []
     reasons = Counter(call.reason.partition(": ")[2] or call.reason for call in warned)
     evidence = tuple(f"{count(many, 'call')}: {reason}" for reason, many in reasons.most_common(_MOST_REASONS))
-    names = listed([str(call.call) for call in warned])
-    return [Finding(level="note", kind="doubt", headline=f"{count(len(warned), 'call')} could not be settled: {names}", evidence=evidence)]
+    what = (
+        "could not be settled" if rules == "derived" else f"{'is a warning' if len(warned) == 1 else 'are warnings'} by the rules {rules}"
+    )
+    headline = f"{count(len(warned), 'call')} {what}: {listed(_names(warned))}"
+    return [Finding(level="note", kind="doubt", headline=headline, evidence=evidence)]
+
+
+def _operations(calls: Sequence[CheckedCall], reason: str) -> str:
+    return listed(list(dict.fromkeys(call.call.op for call in calls if call.reason == reason)))
 
 
 def _coverage(calls: Sequence[CheckedCall]) -> list[Finding]:
@@ -105,7 +131,7 @@ def _coverage(calls: Sequence[CheckedCall]) -> list[Finding]:
     if not skipped:
         return []
     reasons = Counter(call.reason for call in skipped).most_common()
-    evidence = [f"{count(many, 'call')}: {reason}" for reason, many in reasons[:_MOST_REASONS]]
+    evidence = [f"{count(many, 'call')} of {_operations(skipped, reason)}: {reason}" for reason, many in reasons[:_MOST_REASONS]]
     if len(reasons) > _MOST_REASONS:
         evidence.append(f"and {len(reasons) - _MOST_REASONS} more reasons")
     covered = 1 - len(skipped) / len(calls)

@@ -14,12 +14,11 @@ from math import isfinite, sqrt
 
 from ulpscope.judge.drawing import judge_drawn
 from ulpscope.judge.replayed import errs, multiple_of, replay_limits
-from ulpscope.judge.thresholds import Threshold, threshold
-from ulpscope.model import DTYPES, CallRecord, Phase, Slot, SlotPair, SlotReplay, Summary, TensorRecord
+from ulpscope.judge.thresholds import threshold
+from ulpscope.model import DTYPES, CallName, CallRecord, Phase, Slot, SlotPair, SlotReplay, Summary, TensorRecord
 from ulpscope.model.checks import CheckedCall, CheckedSlot, CheckRole, DrawnSlot, Overflow
 
 __all__ = [
-    "CHECK_THRESHOLDS",
     "check_limits",
     "check_multiple",
     "conclude",
@@ -29,23 +28,17 @@ __all__ = [
     "judge_overflow",
     "overflows",
     "settle",
+    "with_own_leeway",
 ]
 
-_SOURCE = "next power of two above the largest of 40 operations but for an optimizer's step (docs/zoo.md), and one more of room"
-CHECK_THRESHOLDS: tuple[Threshold, ...] = (
-    Threshold(
-        "check_rms", 8.0, "rms error over 64 or more elements, in units of an honest kernel's; all calls but an optimizer's step", _SOURCE
-    ),
-    Threshold("check_bias", 1.0, "the same for a change of scale that all elements share", _SOURCE),
-    Threshold("check_few", 64.0, "elements below which neither is judged", "over fewer the one is the largest error, the other chance"),
-)
-_VALUES = {entry.name: entry.value for entry in CHECK_THRESHOLDS}
+_MOSTLY = 0.9
+_RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
 
 
 def check_limits(dtype: str) -> tuple[float, float]:
     """The largest and the rms ratio up to which a result needs no closer look."""
     largest, rms = replay_limits(dtype)
-    return largest, min(rms, _VALUES["check_rms"])
+    return largest, min(rms, threshold("check_rms"))
 
 
 def check_multiple(found: SlotReplay, phase: Phase) -> float:
@@ -54,20 +47,26 @@ def check_multiple(found: SlotReplay, phase: Phase) -> float:
     Fused optimizers are what the limits of a comparison have to be wide for; here a step is judged by these and all else by its own.
     """
     multiple = multiple_of(found)
-    if phase == "optimizer" or found.numel < _VALUES["check_few"]:
+    if phase == "optimizer" or found.numel < threshold("check_few"):
         return multiple
-    rms, bias = found.rms_ratio / _VALUES["check_rms"], (found.bias or 0.0) / sqrt(found.numel) / _VALUES["check_bias"]
+    rms, bias = found.rms_ratio / threshold("check_rms"), (found.bias or 0.0) / sqrt(found.numel) / threshold("check_bias")
     return max(multiple, rms / found.leeway, bias / found.leeway)
 
 
+def with_own_leeway(found: SlotReplay, call: CallName) -> SlotReplay:
+    """Machines compute the gates of recurrent layers with functions of their own, step after step."""
+    is_wide = (known := DTYPES.get(found.dtype)) is not None and known.mantissa >= 23
+    return replace(found, leeway=max(found.leeway, threshold("check_recurrent"))) if is_wide and call.short in _RECURRENT else found
+
+
 def errs_text(found: SlotReplay) -> str:
-    """`errs 212x what an honest float32 kernel errs on these inputs`, or the change of scale where that is farthest beyond."""
+    """`errs 212x what an honest float32 kernel errs on these inputs`, and the change of scale where that is most of it."""
     if found.num_nonfinite:
         return f"has {found.num_nonfinite} NaN or infinities where every honest computation is finite, or the reverse"
     if found.num_flipped:
         return f"has {found.num_flipped} values that differ and that no rounding of its inputs explains"
     text = f"errs {errs(found)} what an honest {found.dtype} kernel errs on these inputs"
-    is_scaled = check_multiple(found, "forward") > check_multiple(replace(found, bias=None), "forward")
+    is_scaled = found.scale is not None and found.error is not None and abs(found.scale) > _MOSTLY * found.error
     return f"{text}: it is {1 + (found.scale or 0.0):.8g} times the exact result" if is_scaled else text
 
 
@@ -206,12 +205,15 @@ def settle(calls: Sequence[CheckedCall]) -> tuple[CheckedCall, ...]:
 # ------------------------------------------------------------------------------------------------------------- overflow
 
 
-def overflows(record: CallRecord, forward: CallRecord | None = None) -> bool:
-    """Whether a call was recorded with clean inputs and a result that is not finite; `forward` is the call of a backward record."""
+def overflows(record: CallRecord, forward: CallRecord | None = None, *, with_results: bool = True) -> bool:
+    """Whether a call was recorded with clean inputs and a result that is not finite; `forward` is the call of a backward record.
+
+    A tool that keeps no results kept those calls of which it knew that they overflow.
+    """
     given = [slot for slot in record.slots if record.receives(slot.slot)]
     given += [slot for slot in forward.slots if forward.receives(slot.slot)] if forward is not None else []
     made = [slot for slot in record.slots if not record.receives(slot.slot)]
-    return bool(given) and any(_is_nonfinite(slot) for slot in made) and not any(_is_nonfinite(slot) for slot in given)
+    return bool(given) and (not with_results or any(map(_is_nonfinite, made))) and not any(map(_is_nonfinite, given))
 
 
 def _is_nonfinite(slot: TensorRecord) -> bool:

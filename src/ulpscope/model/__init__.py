@@ -3,7 +3,7 @@
 
 from ulpscope.model.bands import BandKey, Bands
 from ulpscope.model.dtypes import DTYPES, DType, Kind, dtype
-from ulpscope.model.findings import Comparison, ComparisonVerdict, Finding, FindingLevel, Histogram
+from ulpscope.model.findings import Comparison, ComparisonVerdict, CondensedSteps, Finding, FindingLevel, Histogram
 from ulpscope.model.measurements import (
     FingerprintMeasurement,
     Measurement,
@@ -14,10 +14,10 @@ from ulpscope.model.measurements import (
     Undefined,
 )
 from ulpscope.model.names import INPUT_ROLES, OUTPUT_ROLES, ROLES, CallName, Role, Slot
-from ulpscope.model.nonfinite import NearMiss, NonFinite, NonFiniteEvent, NonFiniteKind, NonFiniteReport
+from ulpscope.model.nonfinite import NearMiss, NonFinite, NonFiniteCall, NonFiniteEvent, NonFiniteKind, NonFiniteReport
 from ulpscope.model.pairs import MatchedBy, Pair, SlotPair
 from ulpscope.model.protocols import Renderer, Run, Sink
-from ulpscope.model.records import Arguments, CallRecord, Frame, Level, Modes, Phase, Summary, TensorData, TensorRecord
+from ulpscope.model.records import Arguments, CallRecord, CallRow, Frame, Level, Modes, Phase, Summary, TensorData, TensorRecord, view_content
 from ulpscope.model.replays import CallReplay, OperandFormat, PairReplay, SlotReplay, SystemicPrecision
 from ulpscope.model.runs import FORMAT_VERSION, LedgerEntry, RunInfo
 from ulpscope.model.verdicts import ArgumentDifference, Contribution, JudgedCall, JudgedSlot, Side, Verdict, VerdictLevel
@@ -34,9 +34,11 @@ __all__ = [
     "Bands",
     "CallName",
     "CallRecord",
+    "CallRow",
     "CallReplay",
     "Comparison",
     "ComparisonVerdict",
+    "CondensedSteps",
     "Contribution",
     "DType",
     "Finding",
@@ -55,6 +57,7 @@ __all__ = [
     "Modes",
     "NearMiss",
     "NonFinite",
+    "NonFiniteCall",
     "NonFiniteEvent",
     "NonFiniteKind",
     "NonFiniteReport",
@@ -82,4 +85,5 @@ __all__ = [
     "Verdict",
     "VerdictLevel",
     "dtype",
+    "view_content",
 ]

@@ -40,7 +40,8 @@ class CheckedSlot:
 
     `device` and `recorded` are what replay says about the device's result now and about the recorded one; `second_opinion` is what it says
     about the CPU's own float64 result against one that shares no kernel with it, where that was asked for and possible. `multiple` is
-    the error over what is allowed: above 1 the slot failed. `metrics` are further figures of a rule set, by name.
+    the error over what is allowed: above 1 the slot failed. `metrics` are further figures of a rule set, by name, and `golden_dtype`
+    is what the result was computed in that they compare with.
     """
 
     slot: Slot
@@ -55,6 +56,7 @@ class CheckedSlot:
     blamed: CheckRole | None = None
     reason: str = ""
     metrics: dict[str, float | None] = field(default_factory=dict)
+    golden_dtype: str = ""
 
     def of(self, role: CheckRole) -> SlotReplay | None:
         return self.device if role == "device" else self.recorded
@@ -86,6 +88,7 @@ class CheckedCall:
     recorded_operands: OperandFormat | None = None
     source: Frame | None = None
     elapsed_s: float = 0.0
+    recorded_as: str = ""
 
     @classmethod
     def of(cls, record: CallRecord, device: str) -> CheckedCall:
@@ -100,6 +103,7 @@ class CheckedCall:
             module=record.module,
             device=device,
             source=record.source,
+            recorded_as=record.recorded_as,
         )
 
     @property
@@ -122,11 +126,16 @@ class CheckedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyPrecision:
-    """A family of matrix products that rounds its operands to a narrower format, in every call: a property, not a fault."""
+    """A family of matrix products that rounds its operands to a narrower format: a property, not a fault.
+
+    Of its `num_calls` calls, `num_like` err beyond their limits and no more than such operands make them.
+    """
 
     family: str
     operands: OperandFormat
     role: CheckRole = "device"
+    num_calls: int = 0
+    num_like: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

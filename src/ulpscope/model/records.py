@@ -13,13 +13,14 @@ these becomes a dict with one key that begins with `$`:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ulpscope.model.names import CallName, Slot
 
 __all__ = [
     "Arguments",
     "CallRecord",
+    "CallRow",
     "Frame",
     "Level",
     "Modes",
@@ -27,6 +28,7 @@ __all__ = [
     "Summary",
     "TensorData",
     "TensorRecord",
+    "view_content",
 ]
 
 Phase: TypeAlias = Literal["start", "forward", "backward", "optimizer"]
@@ -123,7 +125,7 @@ class CallRecord:
     inputs, each under the path of that input. Records of level `state` hold what is not a call: the parameters and buffers at step
     start (`state.parameters`), the batch (`state.batch`), the random generators (`state.rng`, in `arguments`) and an
     optimizer's step (`optimizer.AdamW`: hyper-parameters in `arguments`; slots gradient.<name> before the step, mutated.<name> the
-    parameters and state.<name>.<key> the optimizer's state after it).
+    parameters and state.<name>.<key> the optimizer's state after it). `recorded_as` is the name that another tool gave it.
     """
 
     rank: int
@@ -139,6 +141,7 @@ class CallRecord:
     slots: tuple[TensorRecord, ...] = ()
     stack: tuple[Frame, ...] = ()
     recompute: bool = False
+    recorded_as: str = ""
 
     @property
     def source(self) -> Frame | None:
@@ -157,6 +160,37 @@ class CallRecord:
     def name(self) -> str:
         """What `select` globs see: `module/call`."""
         return f"{self.module}/{self.call}"
+
+
+class CallRow(NamedTuple):
+    """A `CallRecord` as the store format lays it out, for sinks that would only take it apart: cheap to make, thousands of times a step.
+
+    `arguments` is (args, kwargs) and `modes` the fields of `Modes`; a slot is ((role, path), dtype, shape, strides, device, requires_grad, fields
+    of `Summary`, fingerprint, content, note).
+    """
+
+    order: int
+    op: str
+    number: int
+    phase: Phase
+    level: Level
+    module: str
+    parent: str
+    arguments: tuple[tuple[Any, ...], dict[str, Any] | None] | None
+    modes: tuple[str | None, bool, bool, bool | None, bool] | None
+    slots: list[tuple[Any, ...]]
+    stack: tuple[Frame, ...]
+    recompute: bool
+
+
+def view_content(content: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> str:
+    """The key of a view of kept bytes: their hash, dtype and shape of the view and, where it does not simply consist of them, strides and offset.
+
+    >>> view_content("d41d8cd98f00b204e9800998ecf8427e:float32:6", "float32", (3, 2), (1, 3), 0)
+    'd41d8cd98f00b204e9800998ecf8427e:float32:3x2:1x3:0'
+    """
+    key = f"{content.partition(':')[0]}:{dtype}:{'x'.join(map(str, shape))}"
+    return key if strides is None else f"{key}:{'x'.join(map(str, strides))}:{offset}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,8 @@ class StandardVerdict:
 class DeviceRow:
     """One result of one call on one device, as the table of a check holds it. `call` is the name that both tables agree on.
 
-    `error` is the rms error over the rms of the exact result, where the table was made by the rules `derived`.
+    `error` is the rms error over the rms of the exact result, where the table was made by the rules `derived`; `name` is how another
+    tool's table names the row.
     """
 
     call: str
@@ -103,6 +104,7 @@ class DeviceRow:
     reason: str = ""
     error: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    name: str = ""
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -46,11 +46,16 @@ def verdict_line(check: Check) -> str:
     counts = check.counts
     judged = len(check.calls) - counts["skipped"]
     where = f"{check.path} on {check.device}"
+    rules = "" if check.rules == "derived" else f" by the rules {check.rules}"
     if counts["failed"]:
-        return f"wrong: {where}, {counts['failed']} of {judged} checked calls {'fails' if counts['failed'] == 1 else 'fail'}"
+        return f"wrong: {where}, {counts['failed']} of {judged} checked calls {'fails' if counts['failed'] == 1 else 'fail'}{rules}"
+    if not check.calls:
+        return f"sound: {where}, no call made inf or NaN from clean inputs"
     if not judged:
         return f"unknown: {where}, none of {len(check.calls)} calls could be checked"
-    return f"sound: {where}, {judged} calls checked, none errs more than an honest kernel"
+    if any(call.overflow for call in check.calls):
+        return f"sound: {where}, none of {judged} overflows is abnormal"
+    return f"sound: {where}, {judged} calls checked, none {f'fails{rules}' if rules else 'errs more than an honest kernel'}"
 
 
 def _render_fault(finding: Finding, console: Console) -> None:
@@ -98,6 +103,8 @@ def _render_overflows(check: Check, console: Console) -> None:
 def _render_counts(check: Check, console: Console) -> None:
     speed = len(check.calls) / check.elapsed_s if check.elapsed_s else 0.0
     resumed = f", {check.num_resumed} of them found before" if check.num_resumed else ""
+    if not check.calls:
+        return
     text = ", ".join(f"{many} {status}" for status, many in check.counts.items() if many or status in ("passed", "failed"))
     _print(console, f"{text}; coverage {check.coverage:.1%}; {check.elapsed_s:.1f} s, {speed:.0f} calls/s{resumed}", "dim")
 

@@ -117,6 +117,7 @@ def _upstream(row: dict[str, str], name: str) -> DeviceRow:
         status=_UPSTREAM_STATUS.get(status, status),
         reason=row.get("Message", "").strip(),
         metrics=_numbers({ours: row[theirs] for theirs, ours in UPSTREAM_COLUMNS.items() if theirs in row}),
+        name=name,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -36,7 +36,7 @@ from ulpscope.store.foreign import (
     user_frames,
 )
 
-__all__ = ["open_dump", "recognize"]
+__all__ = ["load_json", "open_dump", "open_files", "recognize"]
 
 _MAX_JSON_BYTES = 2 << 30  # parsed it takes about eight times as much memory
 _HEAD_BYTES = 4096
@@ -63,6 +63,15 @@ def open_dump(path: Path) -> ForeignRun:
     places = tuple(_places(path))
     if not places:
         raise NotARunError(f"'{path}' holds no dump.json, neither itself nor in step*/rank* below; give the folder that holds the steps")
+    return _run(path, places)
+
+
+def open_files(path: Path, files: Mapping[tuple[int, int], Path]) -> ForeignRun:
+    """Dump files as one run, each at the rank and step that the caller says; `path` is what the user calls it."""
+    return _run(path, tuple(Place(rank, step, file, file.parent / "dump_tensor_data") for (rank, step), file in files.items()))
+
+
+def _run(path: Path, places: tuple[Place, ...]) -> ForeignRun:
     header = {key.decode(): value.decode("utf-8", "replace") for key, value in _HEADER.findall(_head(places[0].file))}
     world_size = len({place.rank for place in places})
     return ForeignRun(path, RunInfo(format="msprobe", tool="msprobe", world_size=world_size, options=header), places, _read)
@@ -153,7 +162,7 @@ def _phase(text: str) -> Phase:
 
 
 def _read(place: Place) -> Reading:
-    data = _load(place.file).get("data")
+    data = load_json(place.file).get("data")
     if not isinstance(data, dict):
         raise DamagedRunError(f"'{place.file}' has no object named 'data', so it is no dump of msprobe; give another path")
     ledger: list[LedgerEntry] = []
@@ -198,7 +207,8 @@ def _in_order(entries: list[_Entry]) -> list[_Entry]:
     return [*before, *entries[backward[0] : backward[-1] + 1], *early, *entries[backward[-1] + 1 :]]
 
 
-def _load(file: Path) -> dict[str, Any]:
+def load_json(file: Path) -> dict[str, Any]:
+    """The object in a json file of a dump; anything else is refused in one sentence."""
     with _opened(file) as stream:
         size = stream.seek(0, os.SEEK_END)
     if size > _MAX_JSON_BYTES:
@@ -230,7 +240,7 @@ def _side_file(place: Place, name: str, ledger: list[LedgerEntry]) -> dict[str, 
     if not file.is_file():
         return {}
     try:
-        return _load(file)
+        return load_json(file)
     except DamagedRunError as error:
         ledger.append(LedgerEntry(what=f"reading {name}", why=str(error), step=place.step))
         return {}
@@ -296,6 +306,7 @@ class _Dump:
             slots=tuple(leaves.found),
             stack=self.stacks.get(entry.key, ()),
             recompute=entry.body.get("is_recompute") is True,
+            recorded_as=entry.key,
         )
 
     def _call(self, name: _Name) -> CallName:

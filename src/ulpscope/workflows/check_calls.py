@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ulpscope.judge.checks import check_limits, check_multiple, conclude, drawn_apart, judge_checked, judge_overflow
-from ulpscope.model import CallRecord, OperandFormat, Run, Slot, SlotReplay, Summary
+from ulpscope.judge.checks import check_limits, check_multiple, conclude, drawn_apart, judge_checked, judge_overflow, with_own_leeway
+from ulpscope.model import DTYPES, CallName, CallRecord, OperandFormat, Run, Slot, SlotReplay, Summary, TensorRecord
 from ulpscope.model.checks import CheckData, CheckedCall, CheckedSlot, CheckRole
 from ulpscope.numerics.summary import summarize
 from ulpscope.replay import (
@@ -26,7 +26,6 @@ from ulpscope.replay import (
     Program,
     Yardstick,
     backward_program,
-    effective_operands,
     forward_program,
     is_random,
     optimizer_program,
@@ -36,8 +35,12 @@ from ulpscope.replay.arguments import slots_named
 from ulpscope.replay.devices import DeviceLost, has_own_kernel, run_on_device
 from ulpscope.replay.generating import Generated
 from ulpscope.replay.independent import second_opinions
+from ulpscope.replay.joined import joined
 from ulpscope.replay.program import Reader
+from ulpscope.store.checker_json import UNRECORDED
+from ulpscope.workflows.check_precision import recognised_operands
 from ulpscope.workflows.check_rules import RULES, CheckOptions, Judged
+from ulpscope.workflows.standard_rules import golden_results
 
 __all__ = ["CallChecker"]
 
@@ -135,17 +138,18 @@ class CallChecker:
         return replace(found, elapsed_s=time.perf_counter() - begun)
 
     def recognise(self, role: CheckRole, members: Sequence[tuple[int, int, int]]) -> OperandFormat | None:
-        """The format to which a family rounds its operands, from some of its calls."""
+        """The format to which a family of products rounds its operands, or some of it, from some of its calls."""
         family = []
         for rank, step, index in members:
             try:
-                prepared = self._prepare(self._step(rank, step).records[index], rank, step, index)
+                record = self._step(rank, step).records[index]
+                prepared = self._prepare(record, rank, step, index)
                 made = run_on_device(prepared.program, self._options.device) if role == "device" else prepared.recorded
             except Exception:
                 continue
             if made:
-                family.append((prepared.program, made))
-        return effective_operands(family) if family else None
+                family.append((record.call, prepared.program, made))
+        return recognised_operands(family)
 
     def _step(self, rank: int, step: int) -> _Step:
         if (rank, step) not in self._steps:
@@ -167,22 +171,32 @@ class CallChecker:
             slots = self._drawn(record, prepared, made)
             return conclude(replace(call, is_random=True, slots=tuple(judge_checked(slot, options.device) for slot in slots)))
         if options.rules != "derived":
-            judged = Judged(record=record, program=prepared.program, made=made, precision=options.precision)
-            return conclude(replace(call, slots=tuple(RULES[options.rules](judged))))
-        call = self._judged(call, prepared, made, operands)
+            return self._judged_by_standard(call, record, prepared, made)
+        yardstick = Yardstick(joined(prepared.program), operands=operands.get("device"))
+        call = self._judged(call, prepared, made, yardstick, operands)
         if options.overflow:
             call = judge_overflow(call, device_overflows=_has_nonfinite(made), is_same_device=_is_same_device(record, options.device))
         if call.status == "failed" and options.failures:
-            self._keep(call, prepared, made)
+            self._keep(call, prepared, made, yardstick.exact())
         return call
 
-    def _judged(self, call: CheckedCall, prepared: _Prepared, made: Tensors, operands: Mapping[CheckRole, OperandFormat]) -> CheckedCall:
+    def _judged_by_standard(self, call: CheckedCall, record: CallRecord, prepared: _Prepared, made: Tensors) -> CheckedCall:
+        options = self._options
+        judged = Judged(record=record, program=joined(prepared.program), made=made, precision=options.precision, edition=options.edition)
+        call = conclude(replace(call, slots=tuple(RULES[options.rules](judged))))
+        if call.status in ("failed", "warning") and options.failures:
+            self._keep(call, prepared, made, golden_results(judged))
+        return call
+
+    def _judged(
+        self, call: CheckedCall, prepared: _Prepared, made: Tensors, yardstick: Yardstick, operands: Mapping[CheckRole, OperandFormat]
+    ) -> CheckedCall:
         device = self._options.device
-        ours = _replayed(prepared.program, made, operands.get("device"))
-        theirs = self._recorded(prepared, made, ours, operands)
+        ours = _replayed(yardstick, made, call.call)
+        theirs = self._recorded(call, prepared, made, ours, yardstick, operands)
         doubts: dict[Slot, SlotReplay] = {}
         if device == "cpu" or any(check_multiple(one, call.phase) > 1 for one in ours.values()):
-            doubts = second_opinions(prepared.program, Yardstick(prepared.program).exact(), made)
+            doubts = second_opinions(joined(prepared.program), yardstick.exact(), made)
         slots = [
             judge_checked(_slot(slot, made[slot], ours.get(slot), theirs.get(slot), doubts.get(slot)), device, call.phase)
             for slot in made
@@ -192,25 +206,33 @@ class CallChecker:
         return conclude(replace(call, slots=tuple(slots)))
 
     def _recorded(
-        self, prepared: _Prepared, made: Tensors, ours: Mapping[Slot, SlotReplay], operands: Mapping[CheckRole, OperandFormat]
+        self,
+        call: CheckedCall,
+        prepared: _Prepared,
+        made: Tensors,
+        ours: Mapping[Slot, SlotReplay],
+        yardstick: Yardstick,
+        operands: Mapping[CheckRole, OperandFormat],
     ) -> dict[Slot, SlotReplay]:
         """What was recorded, judged; where the device gives the same bits, so is its verdict."""
         same = operands.get("recorded") == operands.get("device")
         known = {slot: one for slot, one in prepared.recorded.items() if slot in made and one.shape == made[slot].shape}
         equal = {slot for slot, one in known.items() if same and slot in ours and _is_equal(one, made[slot])}
-        others = _replayed(prepared.program, {slot: one for slot, one in known.items() if slot not in equal}, operands.get("recorded"))
-        return {slot: ours[slot] for slot in equal} | others
+        others = {slot: one for slot, one in known.items() if slot not in equal}
+        own = yardstick if same else Yardstick(joined(prepared.program), operands=operands.get("recorded"))
+        return {slot: ours[slot] for slot in equal} | _replayed(own, others, call.call)
 
     def _prepare(self, record: CallRecord, rank: int, step: int, index: int) -> _Prepared:
         known = self._step(rank, step)
         forward = known.forward.get(index)
         if record.phase == "backward" and forward is None:
             raise NotReplayable("its forward call was not recorded")
+        if record.phase == "backward" and forward is not None:
+            record = _with_wanted_gradients(record, forward)
         previous = self._stepped_before(record, rank, step) if record.phase == "optimizer" else None
         if _has_values(record, forward):
-            return _Prepared(
-                self._program(record, forward, index, previous, self._reader), _results(record, self._reader(record)), "recorded"
-            )
+            program = self._program(_asking(record), forward, index, previous, self._reader)
+            return _Prepared(program, _results(record, self._reader(record)), "recorded")
         made_up = Generated(self._options.seed)
         given = made_up.record(record, forward=None)
         before = made_up.record(forward) if forward is not None else None
@@ -265,23 +287,22 @@ class CallChecker:
             slots.append(replace(_slot(slot, value, None, None, None), drawn=drawn))
         return slots
 
-    def _keep(self, call: CheckedCall, prepared: _Prepared, made: Tensors) -> None:
+    def _keep(self, call: CheckedCall, prepared: _Prepared, made: Tensors, exact: Tensors) -> None:
         """Inputs and results of a failed call, for a closer look; a file for each call."""
         from safetensors.torch import save_file
 
-        exact = Yardstick(prepared.program).exact()
         groups = {"": prepared.program.inputs, "device.": made, "exact.": exact, "recorded.": prepared.recorded}
         tensors = {f"{prefix}{slot}": value.detach().clone().contiguous() for prefix, one in groups.items() for slot, value in one.items()}
         stem = re.sub(r"[^A-Za-z0-9_.]+", "_", f"{call.call}.{call.phase}")[:80]
         facts = {"call": call.name, "phase": call.phase, "device": call.device, "reason": call.reason, "data": call.data}
+        facts["recorded_as"] = call.recorded_as
         folder = Path(self._options.failures)
         save_file(tensors, folder / f"rank{call.rank}_step{call.step}_{call.order:06d}_{stem}.safetensors", metadata=facts)
 
 
-def _replayed(program: Program, made: Tensors, operands: OperandFormat | None) -> dict[Slot, SlotReplay]:
-    if not made:
-        return {}
-    return {one.slot: one for one in Yardstick(program, operands=operands).measure(made, enough=check_limits)}
+def _replayed(yardstick: Yardstick, made: Tensors, call: CallName) -> dict[Slot, SlotReplay]:
+    found = yardstick.measure(made, enough=check_limits) if made else ()
+    return {one.slot: with_own_leeway(one, call) for one in found}
 
 
 def _slot(
@@ -295,6 +316,37 @@ def _slot(
         recorded=recorded,
         second_opinion=second_opinion,
     )
+
+
+_WANTED = "wanted"
+
+
+def _with_wanted_gradients(record: CallRecord, forward: CallRecord) -> CallRecord:
+    """Other tools record the gradients of something inside a call; which ones it gives follows from what requires one."""
+    own = [slot for slot in record.slots if slot.slot.role != "output" or slot.slot.path[-1:] != ("node",)]
+    if len(own) == len(record.slots):
+        return record
+    known = {slot.slot for slot in own}
+    wanted = (replace(slot, slot=Slot("output", slot.slot.path), summary=None, content=None) for slot in _differentiable(forward))
+    return replace(record, slots=(*own, *(slot for slot in wanted if slot.slot not in known)))
+
+
+def _differentiable(forward: CallRecord) -> list[TensorRecord]:
+    """The inputs that require a gradient, or where the tool did not note that, those that might."""
+    inputs = [slot for slot in forward.slots if slot.slot.role == "input" and slot.dtype in DTYPES]
+    return [slot for slot in inputs if slot.requires_grad] or [slot for slot in inputs if DTYPES[slot.dtype].is_floating]
+
+
+def _asking(record: CallRecord) -> CallRecord:
+    """A backward record that asks for all of its gradients, also for those that were not kept."""
+    if record.phase != "backward":
+        return record
+    return replace(record, slots=tuple(replace(slot, content=_WANTED) if _is_unkept(slot) else slot for slot in record.slots))
+
+
+def _is_unkept(slot: TensorRecord) -> bool:
+    """A gradient like any other, but for its values; a note would say what else is wrong with it."""
+    return slot.slot.role == "output" and slot.content is None and slot.note in ("", UNRECORDED)
 
 
 def _has_values(record: CallRecord, forward: CallRecord | None) -> bool:

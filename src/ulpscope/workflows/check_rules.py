@@ -23,11 +23,12 @@ Precision = Literal["auto", "float64"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """How calls are checked: everything that a worker has to know."""
+    """How calls are checked: everything that a worker has to know. `edition` is that of the published standards."""
 
     device: str = "cpu"
     rules: str = "derived"
     precision: Precision = "auto"
+    edition: str = "2024"
     seed: int = 0
     overflow: bool = False
     failures: str = ""
@@ -41,6 +42,7 @@ class Judged:
     program: Program
     made: Mapping[Slot, torch.Tensor]
     precision: Precision = "auto"
+    edition: str = "2024"
 
 
 RULES: dict[str, Callable[[Judged], Iterable[CheckedSlot]]] = dict(STANDARD_RULES)

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ulpscope.model import OperandFormat
@@ -32,6 +33,7 @@ class Setup:
 
     path: str
     options: CheckOptions
+    backward: str = ""
     num_threads: int = 1
     imports: tuple[str, ...] = ()
 
@@ -76,17 +78,21 @@ def serve(orders: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
+    from ulpscope.replay.compiler import without_compiler
     from ulpscope.replay.devices import open_device
     from ulpscope.replay.registered import import_and_register
     from ulpscope.store import open_run
+    from ulpscope.store.checker_json import open_info
     from ulpscope.workflows.check_calls import CallChecker
 
     for slow in ("torch._decomp", "torch._refs"):  # else the first call would seem slow, and calls have a time limit
         importlib.import_module(slow)
     for name in setup.imports:
         import_and_register(name)
+    without_compiler()
     open_device(setup.options.device)
-    return CallChecker(open_run(setup.path), setup.options, tell, num_threads=setup.num_threads)
+    run = open_info(Path(setup.path), Path(setup.backward)) if setup.backward else open_run(setup.path)
+    return CallChecker(run, setup.options, tell, num_threads=setup.num_threads)
 
 
 def _without_core_dumps() -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,16 +21,20 @@ from ulpscope.errors import InputError, MissingDependencyError
 from ulpscope.explain.checks import explain_check
 from ulpscope.judge import product_family
 from ulpscope.judge.checks import check_multiple, overflows, settle
+from ulpscope.judge.standard_tables import EDITIONS
 from ulpscope.model import CallRecord, OperandFormat, Run
 from ulpscope.model.checks import Check, CheckedCall, CheckRole, FamilyPrecision
 from ulpscope.store import open_run
+from ulpscope.store.checker_json import open_info
 from ulpscope.workflows.check_frames import Journal
 from ulpscope.workflows.check_processes import Processes
 from ulpscope.workflows.check_rules import RULES, CheckOptions, Precision
+from ulpscope.workflows.check_worker import Setup
 
 __all__ = ["check_run"]
 
 _SAMPLE = 8
+_WITHOUT_RESULTS = "api_accuracy_checker"
 Place = tuple[int, int, int]
 
 
@@ -61,8 +65,10 @@ class _Checking(Protocol):
 def check_run(
     run: Run | str | os.PathLike[str],
     *,
-    device: str = "cpu",
+    backward: str | os.PathLike[str] | None = None,
+    device: str | Sequence[str] = "cpu",
     rules: str = "derived",
+    edition: str = "2024",
     reference_precision: Precision = "auto",
     jobs: int = 1,
     select: str | Sequence[str] | None = None,
@@ -75,6 +81,7 @@ def check_run(
     imports: Sequence[str] = (),
     isolated: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    found: Callable[[CheckedCall], None] | None = None,
 ) -> Check:
     """Run every recorded call again on `device` and judge it against a higher precision on the CPU.
 
@@ -82,23 +89,31 @@ def check_run(
     >>> [str(call.call) for call in check.failures]  # doctest: +SKIP
     ['functional.gelu.1']
 
-    `jobs` processes share the work; each call may take `timeout_s`. `imports` are modules that register somebody's operations or devices.
-    With `resume` and a `journal`, what an earlier check found is not looked for again. `isolated=False` checks in this process.
+    `jobs` processes share the work, and the devices where there are several; each call may take `timeout_s`. `imports` are modules that
+    register somebody's operations or devices. With `resume` and a `journal`, what an earlier check found is not looked for again.
+    `isolated=False` checks in this process. `backward` is the other file of a recording of api_accuracy_checker whose names do not tell.
+    `edition` is that of the published standards. `found` gets every call as soon as it is known.
     """
     started = time.perf_counter()
-    opened = open_run(Path(run)) if isinstance(run, (str, os.PathLike)) else run
-    _check_words(rules, reference_precision, jobs, isolated, opened)
+    opened = _opened(run, backward)
+    devices = (device,) if isinstance(device, str) else tuple(device)
+    _check_words(rules, edition, reference_precision, jobs, devices, isolated, opened)
     options = CheckOptions(
-        device=device, rules=rules, precision=reference_precision, seed=seed, overflow=overflow, failures=_folder(save_failures)
+        device=devices[0],
+        rules=rules,
+        precision=reference_precision,
+        edition=edition,
+        seed=seed,
+        overflow=overflow,
+        failures=_folder(save_failures),
     )
-    tasks = _planned(opened, device, select, overflow)
-    if not tasks:
-        wanted = " with clean inputs and a result that is not finite" if overflow else " that the selection names" if select else ""
-        raise InputError(f"'{opened.path}' holds no call{wanted}: there is nothing to check")
-    book = _Book(tasks, _journal(journal, opened, options, select, resume), progress or (lambda done, total: None))
-    worker = _worker(opened, options, jobs, timeout_s, imports, isolated)
+    tasks = _planned(opened, devices[0], select, overflow)
+    if not tasks and (not overflow or not _planned(opened, devices[0], select, overflow=False)):
+        raise InputError(f"'{opened.path}' holds no call{' that the selection names' if select else ''}: there is nothing to check")
+    book = _Book(tasks, _journal(journal, opened, options, select, resume), progress, found)
+    worker = _worker(opened, options, devices, jobs, timeout_s, imports, isolated, backward)
     try:
-        worker.check(book.waiting(), lambda place: {}, book.enter)
+        worker.check(_longest_first(book.waiting()) if jobs > 1 else book.waiting(), lambda place: {}, book.enter)
         precision = _recognise(worker, book) if rules == "derived" else ()
     except BaseException:
         worker.close()
@@ -106,32 +121,44 @@ def check_run(
         raise
     worker.close()
     book.close(is_done=True)
-    calls = settle(book.calls())
+    calls = settle(book.calls()) if rules == "derived" else book.calls()
     return Check(
         info=opened.info,
         path=str(opened.path),
-        device=device,
+        device=", ".join(devices),
         rules=rules,
         seed=seed,
         calls=calls,
         precision=precision,
-        findings=explain_check(calls, precision, device=device, path=str(opened.path), complete=_incomplete(opened)),
+        findings=explain_check(
+            calls, precision, device=", ".join(devices), path=str(opened.path), rules=rules, complete=_incomplete(opened)
+        ),
         num_resumed=book.num_resumed,
         elapsed_s=time.perf_counter() - started,
     )
 
 
-def _check_words(rules: str, precision: str, jobs: int, isolated: bool, run: Run) -> None:
+def _opened(run: Run | str | os.PathLike[str], backward: str | os.PathLike[str] | None) -> Run:
+    if not isinstance(run, (str, os.PathLike)):
+        return run
+    return open_run(Path(run)) if backward is None else open_info(Path(run), Path(backward))
+
+
+def _check_words(rules: str, edition: str, precision: str, jobs: int, devices: Sequence[str], isolated: bool, run: Run) -> None:
     if find_spec("torch") is None:
         raise MissingDependencyError(
             "checking calls runs them again and needs torch; install it, for example with: pip install 'ulpscope[torch]'"
         )
     if rules != "derived" and rules not in RULES:
         raise InputError(f"there are no rules named {rules!r}; choose one of {', '.join(['derived', *RULES])}")
+    if edition not in EDITIONS:
+        raise InputError(f"there is no edition {edition!r} of the standards; choose one of {', '.join(EDITIONS)}")
     if precision not in ("auto", "float64"):
         raise InputError(f"the reference cannot be computed in {precision!r}; choose auto or float64")
     if jobs < 1:
         raise InputError(f"{jobs} processes cannot share the work; give a number from 1 up")
+    if not devices or (len(devices) > 1 and not isolated):
+        raise InputError(f"{len(devices)} devices cannot be checked at once in one process; name one")
     if isolated and not Path(run.path).exists():
         raise InputError(f"'{run.path}' is not on disk, so no other process can read it; save it, or check with isolated=False")
 
@@ -159,7 +186,8 @@ def _planned(run: Run, device: str, select: str | Sequence[str] | None, overflow
                     called[key] = record
                 if not _is_call(record) or (selection and not _is_wanted(selection, record)):
                     continue
-                if overflow and not overflows(record, called.get(key) if record.phase == "backward" else None):
+                forward = called.get(key) if record.phase == "backward" else None
+                if overflow and not overflows(record, forward, with_results=run.info.format != _WITHOUT_RESULTS):
                     continue
                 tasks.append(_Task((rank, step, index), CheckedCall.of(record, device), product_family(record)))
     return tasks
@@ -196,10 +224,21 @@ def _journal(
     return Journal(Path(path), facts, resume=resume)
 
 
-def _worker(run: Run, options: CheckOptions, jobs: int, timeout_s: float, imports: Sequence[str], isolated: bool) -> _Checking:
-    if isolated:
-        return Processes(str(Path(run.path).resolve()), options, jobs=jobs, timeout_s=timeout_s, imports=tuple(imports))
-    return _Here(run, options, imports)
+def _worker(
+    run: Run,
+    options: CheckOptions,
+    devices: Sequence[str],
+    jobs: int,
+    timeout_s: float,
+    imports: Sequence[str],
+    isolated: bool,
+    backward: str | os.PathLike[str] | None,
+) -> _Checking:
+    if not isolated:
+        return _Here(run, options, imports)
+    path, other = str(Path(run.path).resolve()), "" if backward is None else str(Path(backward).resolve())
+    setups = [Setup(path=path, backward=other, options=replace(options, device=one), imports=tuple(imports)) for one in devices]
+    return Processes(setups, jobs=jobs, timeout_s=timeout_s)
 
 
 class _Here:
@@ -233,10 +272,17 @@ class _Here:
 class _Book:
     """Which calls there are, and what was found of them so far."""
 
-    def __init__(self, tasks: Sequence[_Task], journal: Journal | None, progress: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[_Task],
+        journal: Journal | None,
+        progress: Callable[[int, int], None] | None,
+        tell: Callable[[CheckedCall], None] | None,
+    ) -> None:
         self._tasks = tasks
         self._journal = journal
-        self._progress = progress
+        self._progress = progress or (lambda done, total: None)
+        self._tell = tell or (lambda call: None)
         self._found: dict[Place, CheckedCall] = {}
         if journal is not None:
             known = {task.stub.key for task in tasks}
@@ -250,6 +296,7 @@ class _Book:
         self._found[call.key] = call
         if self._journal is not None:
             self._journal.append(call)
+        self._tell(call)
         self._progress(len(self._found), len(self._tasks))
 
     def calls(self) -> tuple[CheckedCall, ...]:
@@ -267,6 +314,11 @@ class _Book:
             self._journal.close(is_done=is_done)
 
 
+def _longest_first(tasks: list[tuple[Place, CheckedCall]]) -> list[tuple[Place, CheckedCall]]:
+    """Within a step the optimizer first, which takes as long as a hundred calls: nobody shall wait for it at the end."""
+    return sorted(tasks, key=lambda task: (task[0][:2], task[1].phase != "optimizer"))
+
+
 def _recognise(worker: _Checking, book: _Book) -> tuple[FamilyPrecision, ...]:
     """Formats of operands, for each family that has calls beyond their limits; these are then checked by that yardstick."""
     formats: dict[tuple[str, CheckRole], OperandFormat] = {}
@@ -274,7 +326,7 @@ def _recognise(worker: _Checking, book: _Book) -> tuple[FamilyPrecision, ...]:
         for role in _ROLES:
             members = book.family(family)
             if any(_is_beyond(call, role) for _, call in members):
-                operands = worker.recognise(role, [*_sample(members, "forward"), *_sample(members, "backward")])
+                operands = worker.recognise(role, _sample(members, role))
                 if operands is not None:
                     formats[family, role] = operands
     again: defaultdict[Place, dict[CheckRole, OperandFormat]] = defaultdict(dict)
@@ -286,13 +338,23 @@ def _recognise(worker: _Checking, book: _Book) -> tuple[FamilyPrecision, ...]:
                 again[task.place] = {role: formats[family, role] for role in _ROLES if (family, role) in formats}
     if tasks:
         worker.check(tasks, lambda place: again[place], book.enter)
-    return tuple(FamilyPrecision(family=family, operands=operands, role=role) for (family, role), operands in formats.items())
+    return tuple(_precision(book, family, role, operands, again) for (family, role), operands in formats.items())
 
 
-def _sample(members: Sequence[tuple[_Task, CheckedCall]], phase: str) -> list[Place]:
-    """Some calls of a phase, spread over all. Gradients are small, so that they tell formats of other ranges apart."""
-    places = [task.place for task, call in members if call.phase == phase and call.status != "skipped"]
-    return places[:: max(1, len(places) // _SAMPLE)][:_SAMPLE]
+def _precision(
+    book: _Book, family: str, role: CheckRole, operands: OperandFormat, again: Mapping[Place, dict[CheckRole, OperandFormat]]
+) -> FamilyPrecision:
+    members = [(task.place, call) for task, call in book.family(family) if call.status != "skipped"]
+    like = sum(role in again[place] and call.status == "passed" for place, call in members if place in again)
+    return FamilyPrecision(family=family, operands=operands, role=role, num_calls=len(members), num_like=like)
+
+
+def _sample(members: Sequence[tuple[_Task, CheckedCall]], role: CheckRole) -> list[Place]:
+    """Some calls of each phase and some that err, spread over all. Gradients are small: they tell formats of other ranges apart."""
+    known = [(task.place, call) for task, call in members if call.status != "skipped"]
+    phases = ([place for place, call in known if call.phase == phase] for phase in ("forward", "backward"))
+    beyond = [place for place, call in known if _is_beyond(call, role)]
+    return list(dict.fromkeys(place for some in (*phases, beyond) for place in some[:: max(1, len(some) // _SAMPLE)][:_SAMPLE]))
 
 
 _ROLES: tuple[CheckRole, ...] = ("device", "recorded")

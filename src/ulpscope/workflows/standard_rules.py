@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from ulpscope.judge.standard_tables import EDITIONS, Edition
 from ulpscope.judge.standards import figures_of, judge_standard, limits_of
 from ulpscope.measure.standards import measure_standard
 from ulpscope.model import TensorData
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ulpscope.model import CallRecord, Slot
     from ulpscope.replay import Program
 
-__all__ = ["STANDARD_RULES", "judge_by"]
+__all__ = ["STANDARD_RULES", "golden_results", "judge_by"]
 
 
 class Judged(Protocol):
@@ -40,6 +41,9 @@ class Judged(Protocol):
     @property
     def precision(self) -> Literal["auto", "float64"]: ...
 
+    @property
+    def edition(self) -> str: ...
+
 
 _NEEDS_OTHER: frozenset[Standard] = frozenset({"benchmark", "ulp"})
 
@@ -48,25 +52,33 @@ def judge_by(standard: Standard) -> Callable[[Judged], Iterator[CheckedSlot]]:
     """The rule set of one standard, for every result of a call."""
 
     def judged(call: Judged) -> Iterator[CheckedSlot]:
-        golden = _golden(call)
+        golden = golden_results(call)
         other = call.program(call.program.inputs) if standard in _NEEDS_OTHER else {}
         for slot, made in call.made.items():
             if slot in golden:
-                yield _judged_slot(standard, call.record.call.op, slot, made, golden[slot], other.get(slot))
+                yield _judged_slot(standard, call, slot, made, golden[slot], other.get(slot))
 
     return judged
 
 
 def _judged_slot(
-    standard: Standard, op: str, slot: Slot, made: torch.Tensor, golden: torch.Tensor, other: torch.Tensor | None
+    standard: Standard, call: Judged, slot: Slot, made: torch.Tensor, golden: torch.Tensor, other: torch.Tensor | None
 ) -> CheckedSlot:
-    dtype = _name(made)
+    dtype, edition = _name(made), EDITIONS[call.edition]
     if made.shape != golden.shape:
         reason = f"its shape is {list(made.shape)} where the reference gives {list(golden.shape)}"
-        return CheckedSlot(slot=slot, dtype=dtype, shape=tuple(made.shape), status="failed", blamed="device", reason=reason)
-    figures = _figures(made, golden)
-    others = None if other is None or other.shape != golden.shape else _figures(other, golden)
-    found = judge_standard(standard, figures, op=op, dtype=dtype, other=others)
+        return CheckedSlot(
+            slot=slot,
+            dtype=dtype,
+            shape=tuple(made.shape),
+            status="failed",
+            blamed="device",
+            reason=reason,
+            golden_dtype=_name(golden),
+        )
+    figures = _figures(made, golden, edition)
+    others = None if other is None or other.shape != golden.shape else _figures(other, golden, edition)
+    found = judge_standard(standard, figures, op=call.record.call.op, dtype=dtype, other=others, edition=edition)
     return CheckedSlot(
         slot=slot,
         dtype=dtype,
@@ -76,16 +88,17 @@ def _judged_slot(
         blamed="device" if found.status == "failed" else None,
         reason=found.reason,
         metrics={**figures, **{f"ratio_{name}": ratio for name, ratio in found.ratios.items()}},
+        golden_dtype=_name(golden),
     )
 
 
-def _figures(made: torch.Tensor, golden: torch.Tensor) -> dict[str, float]:
+def _figures(made: torch.Tensor, golden: torch.Tensor, edition: Edition) -> dict[str, float]:
     if _is_floating(made) != _is_floating(golden):
         golden = golden.to(made.dtype)
-    return figures_of(measure_standard(_data(made), _data(golden), limits_of(_name(made))))
+    return figures_of(measure_standard(_data(made), _data(golden), limits_of(_name(made), edition)))
 
 
-def _golden(call: Judged) -> dict[Slot, torch.Tensor]:
+def golden_results(call: Judged) -> dict[Slot, torch.Tensor]:
     """The call in a higher precision, on contiguous copies of its inputs."""
     import torch
 

@@ -57,7 +57,7 @@ class CheckerSink:
         key = api_key(record)
         if key is None or record.phase not in ("forward", "backward"):
             return
-        record = with_positions(record)
+        record = with_positions(record, with_defaults=True)
         described = _Described(self._files, f"{record.phase}_real_data/{key}", {str(slot.slot): slot for slot in record.slots})
         if record.phase == "backward":
             self._infos["backward"].add(key, [described.tensor(slot) for slot in record.slots if slot.slot.role == "input"])
