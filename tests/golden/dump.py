@@ -6,8 +6,9 @@ from __future__ import annotations
 import inspect
 import sys
 
-from msprobe.pytorch import PrecisionDebugger
 from train import train
+
+from msprobe.pytorch import PrecisionDebugger
 
 
 class Debugger:

@@ -25,6 +25,7 @@ import msprobe.pytorch
 from msprobe.pytorch import PrecisionDebugger, seed_all
 from tests.legacy.forking import Job, Outcome, run_all
 from tests.legacy.msprobe_programs import Net, X, dump, entries, read, same, training_step, write_config
+from ulpscope.compat.msprobe.exceptions import MsprobeException
 from ulpscope.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -87,19 +88,31 @@ dist.destroy_process_group()
 """
 
 
+IMPORT = """
+import random, torch
+before = (torch.Tensor.__add__, torch.nn.Module.__call__, torch.nn.functional.dropout)
+random.seed(3)
+state, torch_state = random.getstate(), torch.get_rng_state()
+import msprobe, msprobe.pytorch, msprobe.mindspore
+from msprobe.pytorch import PrecisionDebugger, seed_all, module_dump
+assert before == (torch.Tensor.__add__, torch.nn.Module.__call__, torch.nn.functional.dropout)
+assert state == random.getstate() and torch.equal(torch_state, torch.get_rng_state())
+"""
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """The scripts as processes of their own."""
     scratch = tmp_path_factory.mktemp("scripts")
-    guide, cards = scratch / "guide", scratch / "cards"
-    for folder, script in ((guide, GUIDE), (cards, CARD)):
+    guide, cards, bare = scratch / "guide", scratch / "cards", scratch / "import"
+    for folder, script in ((guide, GUIDE), (cards, CARD), (bare, IMPORT)):
         folder.mkdir()
         (folder / "script.py").write_text(script)
     write_config(guide, "statistics", {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"})
     write_config(cards, "tensor", {}, rank=[1], step=[1])
-    jobs = [Job(str(guide)), *(Job(str(cards), arguments=[str(rank)], group="cards") for rank in range(2))]
+    jobs = [Job(str(guide)), Job(str(bare)), *(Job(str(cards), arguments=[str(rank)], group="cards") for rank in range(2))]
     found = run_all(jobs, scratch)
-    return {"guide": found[0], "card0": found[1], "card1": found[2]}
+    return dict(zip(("guide", "import", "card0", "card1"), found, strict=True))
 
 
 @pytest.mark.promise("M07", "E15")
@@ -194,12 +207,15 @@ def test_steps_from_a_dataloader(tmp_path: Path) -> None:
 
     original = _BaseDataLoaderIter.__next__
     PrecisionDebugger(config_path=write_config(tmp_path, step=[0, 2], enable_dataloader=True), layout="1.x")
-    seen = 0
-    with pytest.raises(Exception, match=r"exit after iteration \[0, 2\]"):
+    seen: list[float] = []
+
+    def train() -> None:
         for (batch,) in DataLoader(TensorDataset(torch.arange(12.0).reshape(6, 2)), batch_size=1):
-            batch.abs()
-            seen += 1
-    assert seen == 3
+            seen.append(float(batch.abs().max()))
+
+    with pytest.raises(MsprobeException, match=r"exit after iteration \[0, 2\]"):
+        train()
+    assert seen == [1.0, 3.0, 5.0]
     assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == ["step0", "step2"]
     assert entries(tmp_path / "dump", step=2)["Tensor.abs.0.forward"]["output"][0]["Max"] == 5.0
     assert _BaseDataLoaderIter.__next__ is original
@@ -344,6 +360,22 @@ def test_wrong_arguments_leave_no_debugger(arguments: dict[str, Any], message: s
         PrecisionDebugger.start()
 
 
+def test_what_a_config_asks_for_in_vain_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = dump(tmp_path, "statistics", {"slice": [{"dim": 0}], "scop": []}, risk_level="FOCUS", dump_enable=True, load={"path": "x"})
+    assert entries(folder)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "msprobe: load of config.json does nothing here: inputs of modules are not replaced from a dump",
+        "msprobe: dump_enable of config.json does nothing here: config.json is read once, and not again when it changes",
+        "msprobe: slice of statistics does nothing here: tensors are taken whole",
+        "msprobe: statistics has the key 'scop', which is not known and does nothing",
+    ]
+
+
+def test_a_dump_that_is_not_enabled(tmp_path: Path) -> None:
+    assert not dump(tmp_path, dump_enable=False).exists()
+
+
 def test_tasks_that_are_not_there_say_so(tmp_path: Path) -> None:
     for task in ("exception_dump", "diff_check"):
         debugger = PrecisionDebugger(config_path=write_config(tmp_path, task))
@@ -381,17 +413,8 @@ def test_a_star_import_gives_the_comparator() -> None:
     assert [name for name in space if name != "__builtins__"] == ["GradComparator"]
 
 
-def test_importing_changes_nothing() -> None:
-    script = (
-        "import torch, random\n"
-        "before = (torch.Tensor.__add__, torch.nn.Module.__call__, torch.nn.functional.dropout)\n"
-        "random.seed(3); state, torch_state = random.getstate(), torch.get_rng_state()\n"
-        "import msprobe, msprobe.pytorch, msprobe.mindspore\n"
-        "from msprobe.pytorch import PrecisionDebugger, seed_all, module_dump\n"
-        "assert before == (torch.Tensor.__add__, torch.nn.Module.__call__, torch.nn.functional.dropout)\n"
-        "assert state == random.getstate() and torch.equal(torch_state, torch.get_rng_state())\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+def test_importing_changes_nothing(outcomes: dict[str, Outcome]) -> None:
+    outcomes["import"].succeeded()
 
 
 @pytest.mark.promise("M01", "M03")

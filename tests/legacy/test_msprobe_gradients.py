@@ -147,6 +147,12 @@ def test_probing_changes_nothing(tmp_path: Path) -> None:
     assert same(plain, train(PrecisionDebugger(config_path=write_config(tmp_path, "grad_probe", {"grad_level": "L2"}))))
 
 
+@pytest.mark.parametrize("bounds", [[1, 0], [0, 0], 5, "0,1", [True], [float("nan")], [0, float("inf")]])
+def test_bounds_are_numbers_in_order(tmp_path: Path, bounds: Any) -> None:
+    with pytest.raises(InputError, match="they are numbers in ascending order"):
+        PrecisionDebugger(config_path=write_config(tmp_path, "grad_probe", {"bounds": bounds}))
+
+
 def test_monitor_wants_a_module_and_its_task(tmp_path: Path) -> None:
     debugger = PrecisionDebugger(config_path=write_config(tmp_path, "grad_probe"))
     with pytest.raises(InputError, match=r"wants debugger.monitor\(model\) with a torch.nn.Module, not a SGD"):
@@ -205,9 +211,9 @@ def test_the_limits_of_suspicion(values: list[float], expected: list[int]) -> No
 
 @given(st.lists(st.booleans(), min_size=1, max_size=20), st.lists(st.booleans(), min_size=1, max_size=20))
 def test_the_share_of_equal_signs(one: list[bool], other: list[bool]) -> None:
-    from ulpscope.compat.msprobe.grad_compare import _similarities
-
     import tempfile
+
+    from ulpscope.compat.msprobe.grad_compare import _similarities
 
     with tempfile.TemporaryDirectory() as name:
         folder, length = Path(name), min(len(one), len(other))

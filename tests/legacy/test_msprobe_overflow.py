@@ -12,6 +12,7 @@ import torch
 
 from msprobe.pytorch import PrecisionDebugger
 from tests.legacy.msprobe_programs import X, entries, load, tensor_files, write_config
+from ulpscope.errors import InputError
 
 BIG = torch.tensor([60000.0, 1.0], dtype=torch.float16, requires_grad=True)
 
@@ -77,7 +78,7 @@ def test_a_backward_pass_that_overflows(tmp_path: Path) -> None:
     debugger = check(tmp_path)
     x = torch.tensor([0.0], requires_grad=True)
     debugger.start()
-    with pytest.raises(Exception, match="the last in Torch.sqrt.0.backward"):
+    with pytest.raises(Exception, match=r"the last in Torch\.sqrt\.0\.backward"):
         torch.sqrt(x).sum().backward()
     PrecisionDebugger.forget()
     assert list(entries(tmp_path / "dump")) == ["Torch.sqrt.0.backward"]
@@ -91,6 +92,11 @@ def test_a_clean_training_leaves_nothing(tmp_path: Path) -> None:
     debugger.step()
     PrecisionDebugger.forget()
     assert not (tmp_path / "dump").exists()
+
+
+def test_a_number_of_overflows_from_one_up(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="overflow_nums is 0; it may be a number from 1 up, or -1"):
+        check(tmp_path, 0)
 
 
 def test_nan_check_goes_on(tmp_path: Path) -> None:

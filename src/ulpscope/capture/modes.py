@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from ulpscope.capture.calls import op_name, written_arguments
 from ulpscope.model import Level
 
-__all__ = ["ApiMode", "OpMode", "remove_mode"]
+__all__ = ["ApiMode", "OpMode", "WriteGuard", "remove_mode"]
 
 
 class _Recorder(Protocol):
@@ -56,12 +57,30 @@ class ApiMode(TorchFunctionMode):
         return result
 
 
+class WriteGuard(TorchFunctionMode):
+    """Announces every Python-level torch call before it runs, and records none."""
+
+    def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None]) -> None:
+        super().__init__()
+        self._announce = announce
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        op = op_name(func) if not torch.compiler.is_compiling() else None
+        if op is not None:
+            self._announce(op, args, kwargs)
+        return func(*args, **kwargs)
+
+
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every aten operation, forward and backward."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
+
+    def is_on(self) -> bool:
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ulpscope.capture import active
 from ulpscope.capture.calls import caller, is_own_business, writes_silently
-from ulpscope.capture.modes import ApiMode, OpMode, remove_mode
+from ulpscope.capture.modes import ApiMode, OpMode, WriteGuard, remove_mode
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.patching import Patches
 from ulpscope.capture.recorder import CallRecorder, OpenCall
@@ -137,10 +137,14 @@ class CaptureSession:
         self._read_before_change()
         self._is_paused = True
         self._is_recording = False
+        if self._mode is not None:
+            remove_mode(self._mode)
 
     def resume(self) -> None:
         self._is_paused = False
         self._is_recording = self._is_active and self._wants_to_record(self._step)
+        if self._is_active and self._mode is not None and not self._mode.is_on():
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def take_whole(self, module: torch.nn.Module, name: str) -> None:
         """Record each call of this module as one call of that name, and nothing inside it."""
@@ -243,11 +247,11 @@ class CaptureSession:
         if level == "api" and writes_silently(op):
             written |= {0}
             self._safely(f"forget what {op} overwrites", self._recorder.forget_all, args[:1])
-        if level == "api" and is_own_business(caller(depth)):
-            if self._recorder.is_pending:
-                self._safely("read tensors before they change", self._recorder.before, op, args, kwargs)
+        frame = caller(depth) if level == "api" else None
+        if frame is not None and is_own_business(frame):
+            self._announce(op, args, kwargs)
             return None
-        opened: OpenCall | None = self._safely(f"record the inputs of {op}", self._recorder.open, op, args, kwargs, level)
+        opened: OpenCall | None = self._safely(f"record the inputs of {op}", self._recorder.open, op, args, kwargs, level, frame)
         if opened is not None:
             opened.written = written
         return opened
@@ -382,10 +386,26 @@ class CaptureSession:
             if isinstance(self._mode, ApiMode) and not self._mode.is_on():
                 with self._mode:
                     return original(*args, **kwargs)
+            if self._level == "module" and self._recorder.has_devices and not self._recorder.is_patient:
+                return self._backward_guarded(original, args, kwargs)
             return original(*args, **kwargs)
         finally:
             if graph_task() == -1:
                 self._safely("record the end of a backward pass", self._recorder.flush_backward)
+
+    def _backward_guarded(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a backward pass in which whoever writes is announced, so that gradients on a device can be read many at a time."""
+        self._recorder.is_patient = True
+        try:
+            with WriteGuard(self._announce):
+                return original(*args, **kwargs)
+        finally:
+            self._recorder.is_patient = False
+            self._read_before_change()
+
+    def _announce(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._recorder.is_pending:
+            self._safely("read tensors before they change", self._recorder.before, op, args, kwargs)
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._has_updated = True

@@ -98,8 +98,8 @@ class FilePairs(Generic[_T]):
         if None in key:
             return settled(self._told(MeasuredPair(failure=self._missing(names))))
         if key not in self._known:
-            paths = (folder.path / name for folder, name in zip(self._folders, names, strict=True))
-            self._known[key] = self._pool.submit(self._tell, *paths, self._measured.get(names))
+            ours, theirs = (folder.path / name for folder, name in zip(self._folders, names, strict=True))
+            self._known[key] = self._pool.submit(self._tell, ours, theirs, self._measured.get(names))
         return self._known[key]
 
     def _tell(self, subject: Path, reference: Path, measured: TensorMeasurement | None) -> _T:

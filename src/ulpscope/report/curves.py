@@ -14,7 +14,7 @@ from ulpscope.report.escaping import shortened
 from ulpscope.report.figures import Curves, HeatMap, heat_maps, loss_curves, norm_curves, similarity_curves
 from ulpscope.report.replacing import replacing
 
-__all__ = ["write_pictures"]
+__all__ = ["write_curves", "write_pictures"]
 
 COLOURS = ("#1f5fa8", "#c4411e", "#3b8a4e", "#8a5fb0", "#b8860b", "#4a8f9c", "#8c564b")
 _LONGEST_NAME = 60
@@ -30,6 +30,12 @@ def write_pictures(comparison: HealthComparison, folder: Path) -> tuple[Path, ..
         if heat.values.size:
             written.append(_drawn(_heat_figure(heat), folder / f"{name}.png"))
     return tuple(written)
+
+
+def write_curves(curves: Curves, path: Path) -> Path:
+    """Write one picture."""
+    require("matplotlib", extra="plots", purpose="drawing curves")
+    return _drawn(_curves_figure(curves), path)
 
 
 def _drawn(figure: Any, path: Path) -> Path:

@@ -1,4 +1,5 @@
 """The training that the guide's snippets stand in: a model on the device `npu`, and one step of it."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`msprobe acc_check` and `multi_acc_check`, in 1.x `run_ut` and `multi_run_ut`: every API of a dump.json run alone.
 
-    accuracy_checking_result_{time}.csv     one row for each API: pass, warning, error or SKIP for forward and backward
-    accuracy_checking_details_{time}.csv    one row for each result, with its figures under the headings that msprobe gives them
-    ut_error_data{time}/                    with -save_error_data: inputs and outputs of what failed
+accuracy_checking_result_{time}.csv     one row for each API: pass, warning, error or SKIP for forward and backward
+accuracy_checking_details_{time}.csv    one row for each result, with its figures under the headings that msprobe gives them
+ut_error_data{time}/                    with -save_error_data: inputs and outputs of what failed
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ulpscope.store.dump_json import open_dump
 from ulpscope.workflows.check_details import STATUS_WORDS, details_of, outcomes_of
 from ulpscope.workflows.checking import check_run
 
-__all__ = ["DETAIL_COLUMNS", "run_check", "write_table"]
+__all__ = ["DETAIL_COLUMNS", "existing_device", "run_check", "write_table"]
 
 _MOST_SPLITS = 64
 _MOST_A_DEVICE = 8
@@ -49,6 +49,9 @@ def run_check(given: argparse.Namespace) -> int:
     chosen = read_config(given.config_path).options if given.config_path else TaskConfig()
     names = _Names(dump)
     earlier = _earlier(given.result_csv_path, names)
+    if earlier and not names.without(set(names) - {row[0] for row in earlier}):
+        print(f"everything in '{dump}' is in '{given.result_csv_path}' already: there is nothing left to check")
+        return 0
     select = [*_listed(chosen), *names.without(row[0] for row in earlier), *(names.without(names.repeated()) if given.filter_api else ())]
     stamp = fresh_stamp(given.out_path)
     result, details = (given.out_path / f"accuracy_checking_{kind}_{stamp}.csv" for kind in ("result", "details"))
@@ -78,13 +81,25 @@ def run_check(given: argparse.Namespace) -> int:
 def _jobs(given: argparse.Namespace) -> tuple[int, tuple[str, ...]]:
     if min(given.device) < 0:
         raise InputError(f"-d takes indices of devices from 0 up, not {min(given.device)}")
-    devices = tuple(dict.fromkeys(best_device(index) for index in given.device))
+    devices = tuple(dict.fromkeys(existing_device(index) for index in given.device))
     jobs = getattr(given, "num_splits", 1)
     if not 1 <= jobs <= _MOST_SPLITS:
         raise InputError(f"-n takes 1 to {_MOST_SPLITS} processes, not {jobs}")
     if hasattr(given, "num_splits") and jobs > _MOST_A_DEVICE * len(given.device):
         raise InputError(f"-n {jobs} is more than {_MOST_A_DEVICE} processes for each of {len(given.device)} devices; name more with -d")
     return jobs, devices
+
+
+def existing_device(index: int) -> str:
+    """The accelerator of that index, or the CPU where there is no accelerator at all."""
+    import torch
+
+    device = best_device(index)
+    kind = device.partition(":")[0]
+    count = getattr(torch, kind).device_count() if kind != "cpu" else 0
+    if kind != "cpu" and index >= count:
+        raise InputError(f"there is no device {device}: this machine has {count}; give another index with -d")
+    return device
 
 
 def _listed(chosen: TaskConfig) -> list[str]:
@@ -109,8 +124,8 @@ class _Names:
             if phase == "forward":
                 self._ours[key] = str(record.call)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._ours
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ours)
 
     def without(self, keys: Iterable[str]) -> list[str]:
         """A selection that leaves these out."""
@@ -157,7 +172,7 @@ def _result(one: CheckOutcome) -> list[str]:
 
 def _detail(one: CheckDetail) -> list[str]:
     figures = (one.metrics.get(metric) for metric in _FIGURES.values())
-    shape = str(list(one.shape)) if one.shape is not None else ""
+    shape = str(list(one.shape)) if one.shape is not None and one.dtype else ""
     words = [" " if value is None else f"{value:.{_DECIMALS}f}" for value in figures]
     dtypes = (f"torch.{dtype}" if dtype else "" for dtype in (one.golden_dtype, one.dtype))
     return [one.name, *dtypes, shape, *words, STATUS_WORDS[one.status], one.message]

@@ -56,7 +56,7 @@ def _complain(sentence: str, code: int = 2) -> int:
 
 def _framework(words: list[str]) -> tuple[Framework | None, list[str]]:
     """The framework that 1.x wants to know, and the rest."""
-    if not words or words[0] not in ("-f", "--framework") and not words[0].startswith("--framework="):
+    if not words or (words[0] not in ("-f", "--framework") and not words[0].startswith("--framework=")):
         return None, words
     name, rest = (words[0].partition("=")[2], words[1:]) if "=" in words[0] else ((words[1:2] or [""])[0], words[2:])
     if name == "pytorch" or name == "mindspore":
@@ -254,7 +254,7 @@ def _parse_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse(given: Options) -> int:
-    from ulpscope.compat.msprobe.parse_command import run_parse
+    from ulpscope.compat.msprobe.parse_shell import run_parse
 
     return run_parse(given)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,7 +59,7 @@ def write_xlsx(path: Path, columns: Sequence[str], rows: Sequence[ResultRow]) ->
     write_cells(path, {name: (columns, [(row.cells, row.colour) for row in part]) for name, part in sheets.items()})
 
 
-def write_cells(path: Path, sheets: dict[str, tuple[Sequence[str], Sequence[tuple[Sequence[Cell], str | None]]]]) -> None:
+def write_cells(path: Path, sheets: Mapping[str, tuple[Sequence[str], Sequence[tuple[Sequence[Cell], str | None]]]]) -> None:
     """Write sheets of cells, each row with a colour or without."""
     xlsxwriter = require("xlsxwriter", extra="xlsx", purpose="writing an xlsx table")
     with (

@@ -33,6 +33,13 @@ class RowPair:
     target: Row | None
     golden: Row | None
 
+    @property
+    def row(self) -> Row:
+        """The target's row, or the golden one where the target has none."""
+        row = self.target or self.golden
+        assert row is not None, "a pair has at least one side"
+        return row
+
 
 @dataclass(frozen=True, slots=True)
 class CallPair:

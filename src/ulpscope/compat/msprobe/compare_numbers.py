@@ -21,6 +21,9 @@ __all__ = ["NO_PARTNER", "Compared", "TensorNumbers", "nothing_measured", "tenso
 NO_PARTNER = {"target": "No bench data matched.", "golden": "No NPU data matched."}
 _UNSUPPORTED = "unsupported"
 _ROUNDED_ABOVE = 0.9999
+_NUMBER = (bool, int, float)
+_NOTHING = (None, None, None, None)
+_ZEROS = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,8 @@ def tensor_numbers(pair: MeasuredPair) -> TensorNumbers:
     distance = found.rms_error * math.sqrt(pair.num_finite) if isinstance(found.rms_error, float) else 0.0
     is_near = isinstance(found.cosine, float) and found.cosine > _ROUNDED_ABOVE
     cosine = round(found.cosine, 6) if is_near and isinstance(found.cosine, float) else _number(old.cosine)
-    shares = (_share(share, pair) for share in (found.within_1e3, found.within_5e3))
-    return TensorNumbers(cosine, distance, _number(old.max_abs), _number(old.max_rel), *shares, old)
+    thousandth, five = (_share(share, pair) for share in (found.within_1e3, found.within_5e3))
+    return TensorNumbers(cosine, distance, _number(old.max_abs), _number(old.max_rel), thousandth, five, old)
 
 
 def _number(text: str) -> float | str:
@@ -80,20 +83,36 @@ def _share(share: object, pair: MeasuredPair) -> float | str:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Two rows side by side, with the numbers of their tensors where there are files."""
+    """Two rows side by side, with the numbers of their tensors where there are files.
+
+    `statistics` are max, min, mean and norm of target and golden, None where there is none; `differences` target less golden, None where
+    either is no number; `relative` the same as shares of the golden one, infinite where that is zero and the target is not.
+    """
 
     pair: RowPair
-    numbers: TensorNumbers | None = None
+    numbers: TensorNumbers | None
+    statistics: tuple[tuple[Any, Any], ...]
+    differences: tuple[float | None, ...]
+    relative: tuple[float | None, ...]
+
+    @classmethod
+    def of(cls, pair: RowPair, numbers: TensorNumbers | None = None) -> Compared:
+        """The rows of a pair with what can be said about their statistics."""
+        target, golden = (row.statistics if row else _NOTHING for row in (pair.target, pair.golden))
+        statistics = tuple(zip(target, golden, strict=True))
+        if target == golden and None not in target and not pair.row.is_plain:
+            return cls(pair, numbers, statistics, _ZEROS, _ZEROS)
+        differences = tuple(subtracted(*both) for both in statistics)
+        relative = tuple(_relative(difference, other) for difference, other in zip(differences, golden, strict=True))
+        return cls(pair, numbers, statistics, differences, relative)
 
     @property
     def row(self) -> Row:
-        row = self.pair.target or self.pair.golden
-        assert row is not None
-        return row
+        return self.pair.row
 
     @property
     def role(self) -> Role:
-        return self.row.role
+        return self.pair.row.role
 
     @property
     def is_matched(self) -> bool:
@@ -106,31 +125,10 @@ class Compared:
             return ""
         return NO_PARTNER["golden" if self.pair.target is None else "target"]
 
-    def statistics(self) -> tuple[tuple[Any, Any], ...]:
-        """Max, min, mean and norm, target and golden; None where there is none."""
-        nothing = (None,) * 4
-        target, golden = (row.statistics if row else nothing for row in (self.pair.target, self.pair.golden))
-        return tuple(zip(target, golden, strict=True))
-
-    def difference(self, at: int) -> float | None:
-        """Target less golden of one statistic; None where either is no number."""
-        target, golden = self.statistics()[at]
-        return subtracted(target, golden)
-
-    def relative(self, at: int) -> float | None:
-        """The difference as a share of the golden statistic; infinite where that is zero and the target is not."""
-        target, golden = self.statistics()[at]
-        difference = subtracted(target, golden)
-        if difference is None:
-            return None
-        if difference == 0:
-            return 0.0
-        return abs(difference / golden) if golden else math.inf
-
 
 def subtracted(target: Any, golden: Any) -> float | None:
     """The difference of two numbers; None where one is none, or the difference has no value."""
-    if not all(isinstance(value, (bool, int, float)) for value in (target, golden)):
+    if not isinstance(target, _NUMBER) or not isinstance(golden, _NUMBER):
         return None
     if target == golden:
         return 0.0
@@ -139,3 +137,9 @@ def subtracted(target: Any, golden: Any) -> float | None:
     except OverflowError:
         return None
     return None if math.isnan(difference) else difference
+
+
+def _relative(difference: float | None, golden: Any) -> float | None:
+    if not difference:
+        return difference
+    return abs(difference / golden) if golden else math.inf

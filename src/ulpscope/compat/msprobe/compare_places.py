@@ -109,7 +109,7 @@ def _dump_file(folder: Path) -> Path | None:
 def _common(ours: dict[int, _T], theirs: dict[int, _T], what: str, remarks: list[str]) -> dict[int, tuple[_T, _T]]:
     """By number; one against one whatever their numbers; in order where no number is common."""
     numbers = sorted(set(ours) & set(theirs))
-    if len(ours) == 1 and len(theirs) == 1 or (not numbers and len(ours) == len(theirs)):
+    if (len(ours) == 1 and len(theirs) == 1) or (not numbers and len(ours) == len(theirs)):
         return {number: pair for number, pair in zip(ours, zip(ours.values(), theirs.values(), strict=True), strict=True)}
     if not numbers:
         raise InputError(f"no {what} is on both sides: {sorted(ours)} and {sorted(theirs)}; give folders that belong together")

@@ -84,19 +84,18 @@ def _or_nothing(value: Cell) -> Cell:
 
 
 def _eight(row: Compared) -> list[Cell]:
-    return [_statistic(side, at) for side in (row.pair.target, row.pair.golden) for at in range(4)]
+    return [cell for side in (row.pair.target, row.pair.golden) for cell in _statistics(side)]
 
 
-def _statistic(side: Row | None, at: int) -> Cell:
+def _statistics(side: Row | None) -> list[Cell]:
     if side is None:
-        return NOT_THERE
-    value: Cell = side.statistics[at]
-    return "None" if value is None else _shown(value)
+        return [NOT_THERE] * 4
+    return ["None" if value is None else _shown(value) for value in side.statistics]
 
 
 def _shown(value: Cell) -> Cell:
     """A number as a number; NaN and infinities as the words that a table can hold."""
-    if isinstance(value, float) and not math.isfinite(value):
+    if type(value) is float and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
 
@@ -121,25 +120,25 @@ def _statistics_middle(row: Compared, edition: Edition) -> list[Cell]:
     if not row.is_matched:
         return [NOT_THERE] * 8 + _eight(row)
     if row.row.is_plain:
-        same: Cell = 0 if row.statistics()[0][0] == row.statistics()[0][1] else "Diff"
-        if same == "Diff" and row.difference(0) is None:
+        same: Cell = 0 if row.statistics[0][0] == row.statistics[0][1] else "Diff"
+        if same == "Diff" and row.differences[0] is None:
             return ["Diff"] * 8 + _eight(row)
     differences = [_difference(row, at) for at in range(4)]
     return [*differences, *(_percent(row, at, edition) for at in range(4)), *_eight(row)]
 
 
 def _difference(row: Compared, at: int) -> Cell:
-    target, golden = row.statistics()[at]
-    found = row.difference(at)
+    target, golden = row.statistics[at]
+    found = row.differences[at]
     if found is not None:
         return 0 if found == 0 else _shown(found)
-    return 0 if target is None and golden is None or target == golden else NAN
+    return 0 if (target is None and golden is None) or target == golden else NAN
 
 
 def _percent(row: Compared, at: int, edition: Edition) -> Cell:
-    found = row.relative(at)
+    found = row.relative[at]
     if found is None:
-        target, golden = row.statistics()[at]
+        target, golden = row.statistics[at]
         return 0 if target == golden else NAN
     if found == 0:
         return 0 if edition == "26.x" else "0.0%"
@@ -185,7 +184,7 @@ def _old_accuracy(row: Compared) -> tuple[str, str]:
     if not row.is_matched:
         return "Unmatched", row.no_partner
     if row.numbers is None:
-        target, golden = row.statistics()[0]
+        target, golden = row.statistics[0]
         return ("No", "The plain argument of NPU and bench differs.") if row.row.is_plain and target != golden else (NAN, "")
     return accuracy_reached(row.numbers.old), row.numbers.old.message
 

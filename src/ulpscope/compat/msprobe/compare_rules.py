@@ -74,7 +74,7 @@ def _unmatched(rows: Sequence[Compared]) -> Iterator[_Finding]:
 
 def _nonfinite(rows: Sequence[Compared]) -> Iterator[_Finding]:
     for at, row in enumerate(rows):
-        (high, low), (other_high, other_low) = ((pair[side] for pair in row.statistics()[:2]) for side in (0, 1))
+        (high, low), (other_high, other_low) = ((pair[side] for pair in row.statistics[:2]) for side in (0, 1))
         if row.pair.target and (_is_nonfinite(high) or _is_nonfinite(low)) and not (_is_nonfinite(other_high) or _is_nonfinite(other_low)):
             yield at, "error", "the maximum or minimum of NPU is NaN or infinite, that of the bench is not"
 
@@ -130,7 +130,7 @@ def _cosines(rows: Sequence[Compared]) -> Iterator[_Finding]:
 def _norms(rows: Sequence[Compared]) -> Iterator[_Finding]:
     if _largest_norm(rows, is_input=True) < NORM_IN:
         for at, row in enumerate(rows):
-            if row.role == "output" and (row.relative(_NORM) or 0.0) > NORM_OUT:
+            if row.role == "output" and (row.relative[_NORM] or 0.0) > NORM_OUT:
                 yield at, "error", f"the NormRelativeErr of the output is above {NORM_OUT}"
 
 
@@ -164,7 +164,7 @@ def _smallest(rows: Sequence[Compared], number: Callable[[Compared], Any], is_in
 
 
 def _largest_norm(rows: Sequence[Compared], is_input: bool) -> float:
-    found = (row.relative(_NORM) for row in rows if _is_side(row, is_input) and not row.row.is_plain)
+    found = (row.relative[_NORM] for row in rows if _is_side(row, is_input) and not row.row.is_plain)
     return max((value for value in found if value is not None), default=0.0)
 
 
@@ -190,7 +190,7 @@ def old_result(row: Compared, mode: Mode) -> str:
     if mode == "md5":
         target, golden = (side.checksum if side else None for side in (row.pair.target, row.pair.golden))
         return "Pass" if target == golden else "Nan" if None in (target, golden) else "Different"
-    return "Warning" if any(_is_far(*pair) for pair in row.statistics()) else ""
+    return "Warning" if any(_is_far(*pair) for pair in row.statistics) else ""
 
 
 def _is_far(target: Any, golden: Any) -> bool:
@@ -223,7 +223,7 @@ def _is_red_alone(row: Compared, mode: Mode) -> bool:
 def _largest_difference(row: Compared, mode: Mode) -> float | None:
     """Max diff of statistics, MaxAbsErr of tensors."""
     if mode == "statistics":
-        difference = row.difference(0)
+        difference = row.differences[0]
         return None if difference is None else abs(difference)
     return row.numbers.max_abs if row.numbers and isinstance(row.numbers.max_abs, float) else None
 
@@ -270,4 +270,4 @@ def _floored_relative(row: Compared) -> float:
     """Max diff over the bench's maximum, which counts as at least 0.01."""
     assert row.pair.golden is not None
     high = row.pair.golden.statistics[0]
-    return abs(row.difference(0) or 0.0) / max(RED_FLOOR, float(high))
+    return abs(row.differences[0] or 0.0) / max(RED_FLOOR, float(high))

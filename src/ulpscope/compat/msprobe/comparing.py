@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compat.bridge import tell_finding
-from ulpscope.compat.file_pairs import FilePairs, TensorFolder, settled
+from ulpscope.compat.file_pairs import FilePairs, TensorFolder
 from ulpscope.compat.msprobe.compare_advice import write_old_advice
 from ulpscope.compat.msprobe.compare_files import fresh_stamp, output_folder, write_csv, write_xlsx
 from ulpscope.compat.msprobe.compare_matching import CallPair, RowPair, Translation, match_tables
@@ -177,19 +177,18 @@ def _rows(
             files = FilePairs((TensorFolder(target.tensors), TensorFolder(golden.tensors)), pool, tensor_numbers, comparison, place)
         asked = [(call, [_ask(files, row) for row in call.rows]) for call in calls]
         for call, answers in asked:
-            compared = [Compared(row, answer.result()) for row, answer in zip(call.rows, answers, strict=True)]
+            compared = [Compared.of(row, answer.result() if answer else None) for row, answer in zip(call.rows, answers, strict=True)]
             for row in result_rows(call, compared, options.edition, mode, stacks=stacks):
                 if options.is_logging:
                     print_info(f"[{row.cells[0]}] against [{row.cells[1]}]: {row.verdict or 'nothing to say'}")
                 yield row
 
 
-def _ask(files: FilePairs[TensorNumbers] | None, row: RowPair) -> Future[TensorNumbers | None]:
+def _ask(files: FilePairs[TensorNumbers] | None, row: RowPair) -> Future[TensorNumbers] | None:
     target, golden = row.target, row.golden
     if files is None or target is None or golden is None or not (target.file or golden.file):
-        return settled(None)
-    asked: Future[Any] = files.ask(target.file or f"{target.name}.pt", golden.file or f"{golden.name}.pt")
-    return asked
+        return None
+    return files.ask(target.file or f"{target.name}.pt", golden.file or f"{golden.name}.pt")
 
 
 def _tell_table(table: Path, calls: Sequence[CallPair], rows: Sequence[ResultRow]) -> None:

@@ -8,10 +8,11 @@ version knows are refused too: a misspelt key would otherwise silently do nothin
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ _COMMON = frozenset(
     risk_level custom_op_namespaces load
     """.split()
 )
+_MEANINGLESS = ("precision", "risk_level", "custom_op_namespaces")
+_MISSING = {
+    "load": "inputs of modules are not replaced from a dump",
+    "dump_enable": "config.json is read once, and not again when it changes",
+    "slice": "tensors are taken whole",
+    "request_id": "tensors are taken whole",
+    "bench_path": "nothing is compared while the training runs; compare the two dumps afterwards",
+}
+_IN_BLOCKS = frozenset("diff_nums device file_format backward_input".split())
 _BIGGEST_NUMBER = 1_000_000
 _BIGGEST_FILE = 1 << 20
 
@@ -87,7 +97,9 @@ class DebuggerConfig:
     async_dump: bool = False
     acl_config: str = ""
     extra_info: bool = True
+    is_enabled: bool = True
     unused: tuple[str, ...] = ()  # keys that are understood and mean nothing here
+    remarks: tuple[str, ...] = ()  # what is asked for and not there, and what nobody knows
     options: TaskConfig = field(default_factory=TaskConfig)
 
     def overridden(self, **given: Any) -> DebuggerConfig:
@@ -142,20 +154,31 @@ def _parsed(values: dict[str, Any], file: Path) -> DebuggerConfig:
         async_dump=_flag(values, "async_dump"),
         acl_config=_text(values, "acl_config"),
         extra_info=_flag(values, "extra_info", True),
-        unused=tuple(name for name in ("precision", "risk_level", "custom_op_namespaces", "dump_enable", "load") if values.get(name)),
-        options=_task(block, task),
+        is_enabled=values.get("dump_enable") is not False,
+        unused=tuple(name for name in _MEANINGLESS if values.get(name)),
+        remarks=(*_remarks(values, "config.json"), *_remarks(block, task), *_unknown(block, task)),
+        options=_task(block),
     )
     _check(config)
     return config
 
 
-def _task(block: Mapping[str, Any], task: str) -> TaskConfig:
+def _remarks(values: Mapping[str, Any], where: str) -> Iterable[str]:
+    return (f"{name} of {where} does nothing here: {why}" for name, why in _MISSING.items() if values.get(name))
+
+
+def _unknown(block: Mapping[str, Any], task: str) -> Iterable[str]:
+    known = {field.name for field in fields(TaskConfig)} | _IN_BLOCKS | set(_MISSING)
+    return (f"{task} has the key {name!r}, which is not known and does nothing" for name in sorted(set(block) - known))
+
+
+def _task(block: Mapping[str, Any]) -> TaskConfig:
     words = {name: _words(block, name) for name in ("scope", "list", "tensor_list", "white_list", "black_list", "param_list")}
     return TaskConfig(
         **words,
         data_mode=_data_mode(block),
         summary_mode=_word(block, "summary_mode", SUMMARY_MODES, "statistics"),
-        overflow_nums=_whole(block, "overflow_nums", 1) or 1,
+        overflow_nums=_count(block, "overflow_nums", 1),
         check_mode=_word(block, "check_mode", ("aicore", "atomic", "all"), "all"),
         error_data_path=_text(block, "error_data_path") or "./",
         grad_level=_word(block, "grad_level", ("L0", "L1", "L2"), "L1"),
@@ -168,8 +191,8 @@ def _task(block: Mapping[str, Any], task: str) -> TaskConfig:
         fuzz_level=_word(block, "fuzz_level", ("L1",), "L1"),
         fuzz_stage=_word(block, "fuzz_stage", ("forward", "backward"), "forward"),
         if_preheat=_flag(block, "if_preheat"),
-        preheat_step=_whole(block, "preheat_step", 15) or 15,
-        max_sample=_whole(block, "max_sample", 20) or 20,
+        preheat_step=_count(block, "preheat_step", 15),
+        max_sample=_count(block, "max_sample", 20),
     )
 
 
@@ -186,6 +209,8 @@ def _check(config: DebuggerConfig) -> None:
         raise InputError("free_benchmark takes scope or list, not both; leave one out")
     if options.overflow_nums < 1 and options.overflow_nums != -1:
         raise InputError(f"overflow_nums is {options.overflow_nums}; it may be a number from 1 up, or -1 for never stopping")
+    if options.preheat_step < 1 or options.max_sample < 1:
+        raise InputError(f"preheat_step is {options.preheat_step} and max_sample {options.max_sample}; both are numbers from 1 up")
     if config.task == "free_benchmark":
         _check_free_benchmark(config)
 
@@ -234,6 +259,11 @@ def _whole(values: Mapping[str, Any], name: str, default: int | None) -> int | N
     return value
 
 
+def _count(values: Mapping[str, Any], name: str, default: int) -> int:
+    value = _whole(values, name, default)
+    return default if value is None else value
+
+
 def _words(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = values.get(name) or ()
     if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
@@ -250,8 +280,9 @@ def _data_mode(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _bounds(values: Mapping[str, Any]) -> tuple[float, ...]:
-    bounds = values.get("bounds") or (-1, 0, 1)
-    if not all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds) or sorted(set(bounds)) != list(bounds):
+    bounds = values.get("bounds") or [-1, 0, 1]
+    is_list = isinstance(bounds, list) and all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds)
+    if not is_list or not all(map(math.isfinite, bounds)) or sorted(set(bounds)) != bounds:
         raise InputError(f"bounds are {bounds!r} in the config; they are numbers in ascending order")
     return tuple(float(bound) for bound in bounds)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,7 +24,8 @@ from ulpscope.capture.patching import Patches
 from ulpscope.compat.msprobe import custom_apis
 from ulpscope.compat.msprobe.config import DebuggerConfig, read_config
 from ulpscope.compat.msprobe.exceptions import MsprobeException
-from ulpscope.compat.msprobe.tasks import Place, Task, begin_task
+from ulpscope.compat.msprobe.task_table import begin_task
+from ulpscope.compat.msprobe.tasks import Place, Task
 from ulpscope.compat.msprobe.writer import Layout
 from ulpscope.compat.seeding import seed_all
 from ulpscope.errors import InputError
@@ -77,9 +79,11 @@ class PrecisionDebugger:
         if not config.dump_path:
             raise InputError("PrecisionDebugger wants a dump_path, in config.json or as an argument; write dump_path='./dump'")
         self._layout = _checked_layout(layout or os.environ.get(LAYOUT_VARIABLE, "26.x"))
+        for remark in config.remarks:
+            print(f"msprobe: {remark}", file=sys.stderr)
         self._model = model
         self._iteration = 0
-        self._is_over = False
+        self._is_over = not config.is_enabled
         self._rank_id: int | None = None
         self._task: Task | None = None
         self._patches = Patches()

@@ -180,7 +180,7 @@ def _row(name: str, role: Role, leaf: Any) -> Row:
         dtype=str(leaf["dtype"])[:_LONGEST_TEXT],
         shape=NOT_THERE if shape is None else str(list(shape)),
         requires_grad=leaf.get("requires_grad") if isinstance(leaf.get("requires_grad"), bool) else None,
-        statistics=tuple(_statistic(leaf.get(word)) for word in _STATISTICS),  # type: ignore[arg-type]
+        statistics=tuple(_statistic(leaf.get(word)) for word in _STATISTICS),
         checksum=checksum[:_LONGEST_TEXT] if isinstance(checksum, str) else None,
         file=file if isinstance(file, str) and file != "-1" else None,
         is_tensor=True,

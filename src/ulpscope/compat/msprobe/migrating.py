@@ -133,5 +133,6 @@ def _remarks(config: DebuggerConfig) -> Iterator[str]:
     if config.options.tensor_list:
         again = " ".join(f"--select '*{name}*'" for name in config.options.tensor_list)
         yield f"tensor_list: record these once more with their values: --keep tensors {again}"
+    yield from config.remarks
     if config.unused:
         yield f"not needed any more: {', '.join(config.unused)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compat.checker.run_overflow_check import overflow_line, tell_counts
-from ulpscope.compat.checker.run_ut import best_device
+from ulpscope.compat.msprobe.acc_check import existing_device
 from ulpscope.compat.msprobe.compare_files import output_folder
 from ulpscope.compat.msprobe.first_differences import frames_of
 from ulpscope.errors import InputError
@@ -32,7 +32,7 @@ def run_overflow_check(given: argparse.Namespace) -> int:
     if not given.api_info_file.is_file():
         raise InputError(f"there is no '{given.api_info_file}': give the dump.json of an overflow dump")
     check = check_run(
-        given.api_info_file, device=best_device(given.device[0]), overflow=True, found=lambda call: print(visible(overflow_line(call)))
+        given.api_info_file, device=existing_device(given.device[0]), overflow=True, found=lambda call: print(visible(overflow_line(call)))
     )
     tell_counts(check)
     return 0

@@ -20,7 +20,6 @@ LIMITS = {torch.float16: 0.002, torch.bfloat16: 0.004, torch.float32: 0.0002}
 _NOISE = {torch.float16: 1e-6, torch.bfloat16: 1e-4, torch.float32: 1e-8, torch.float64: 1e-16}
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 _SMALLEST_GRADIENT = 1e-3
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -116,7 +115,7 @@ class _Once:
         self.is_done = False
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.is_done or type(tensor) not in _PLAIN or tensor.device.type == "meta" or not self._fits(tensor):
+        if self.is_done or tensor.device.type == "meta" or not self._fits(tensor):
             return tensor.detach().clone()
         self.is_done = True
         return self._change(tensor.detach())

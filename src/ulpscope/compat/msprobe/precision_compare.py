@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`msprobe api_precision_compare`: the checks of two devices against each other, by the ratios of their errors.
 
-    api_precision_compare_result_{time}.csv     one row for each API
-    api_precision_compare_details_{time}.csv    one row for each result: every figure, what it means, and the standard that was taken
+api_precision_compare_result_{time}.csv     one row for each API
+api_precision_compare_details_{time}.csv    one row for each result: every figure, what it means, and the standard that was taken
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 from ulpscope.compat.msprobe.acc_check import write_table
 from ulpscope.compat.msprobe.compare_files import fresh_stamp

@@ -21,7 +21,7 @@ _FACTOR = 2.0
 
 
 class Preheating:
-    """Limits by operation and dtype. `defaults` are the ones that no limit gets below."""
+    """Limits by operation and dtype; none gets below the one of the guide."""
 
     def __init__(self, preheat_step: int, max_sample: int) -> None:
         self._steps = preheat_step
@@ -68,7 +68,7 @@ class Preheating:
         harmless = [difference for difference, is_honest in taken if is_honest]
         harmful = [difference for difference, is_honest in taken if not is_honest]
         if not harmful:
-            return old * _FACTOR if max(harmless) > old else old / _FACTOR
+            return old * _FACTOR if max(harmless) > old else max(old / _FACTOR, *harmless)
         if harmless and min(harmful) <= max(harmless):
             return old
         self._is_settled.add(key)

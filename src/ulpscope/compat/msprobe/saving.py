@@ -16,7 +16,8 @@ from ulpscope.compat.json_files import GrowingJson
 from ulpscope.compat.msprobe.config import DebuggerConfig
 from ulpscope.compat.msprobe.tasks import Place, process_rank
 from ulpscope.compat.msprobe.writer import Described, DumpOptions, json_header
-from ulpscope.compat.tensor_files import TensorFiles, save_pt
+from ulpscope.compat.pt_files import save_pt
+from ulpscope.compat.tensor_files import TensorFiles
 from ulpscope.errors import InputError
 from ulpscope.model import Slot
 
@@ -72,6 +73,7 @@ class _SavedStep:
     def __init__(self, place: Place, iteration: int, options: DumpOptions) -> None:
         from ulpscope.capture.tensors import TensorReader
 
+        self._layout = place.layout
         folder = place.of_step(iteration)
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         self._tensors = TensorFiles(folder / "dump_tensor_data", save_pt) if options.values == "all" else None
@@ -118,7 +120,7 @@ class _SavedStep:
         with blind():
             self._reader.forget()  # the script may have written to it through an alias
             record = self._reader.record(Slot("input", (0,)), tensor)
-        return Described(self._tensors, {}, key).tensor(record, "")
+        return Described(self._tensors, {}, key, self._layout).tensor(record, "")
 
     def _await(self, value: Any, key: str, holder: Any, place: Any) -> None:
         """Have the gradients of a value put into `holder` as they come, nested as the value is."""

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a debugger can be told to do, and the one table from the words of config.json to the code that does it."""
+"""What the debugger asks of whatever it was told to do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from ulpscope.compat.msprobe.config import DebuggerConfig
 from ulpscope.compat.msprobe.writer import Layout
-from ulpscope.errors import InputError
 
-__all__ = ["Place", "Task", "begin_task", "process_rank"]
+__all__ = ["Place", "Task", "process_rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +35,6 @@ class Task(Protocol):
 
     def stop(self) -> None:
         """End, and put back everything."""
-
-
-def begin_task(config: DebuggerConfig, model: Any, place: Place, iteration: int) -> Task:
-    """The task that a config asks for, not yet resumed."""
-    if config.level == "L2":
-        raise InputError(
-            "level L2 dumps the kernels of an Ascend device through CANN, which this tool cannot do; "
-            "take level L1 for what each call of torch was given and returned"
-        )
-    if config.level == "debug":
-        from ulpscope.compat.msprobe.saving import SavingTask
-
-        return SavingTask(config, place, iteration)
-    if config.task in ("overflow_check", "nan_check"):
-        from ulpscope.compat.msprobe.overflow import OverflowTask
-
-        return OverflowTask(config, model, place, iteration)
-    if config.task == "grad_probe":
-        from ulpscope.compat.msprobe.gradients import GradientTask
-
-        return GradientTask(config, model)
-    if config.task == "free_benchmark":
-        from ulpscope.compat.msprobe.free_benchmark import FreeBenchmarkTask
-
-        return FreeBenchmarkTask(config, iteration)
-    if config.task in ("exception_dump", "diff_check"):
-        raise InputError(f"the task {config.task!r} is not there; take statistics, tensor, structure, overflow_check or free_benchmark")
-    from ulpscope.compat.msprobe.dumping import DumpTask
-
-    return DumpTask(config, model, place, iteration)
 
 
 def process_rank() -> int:

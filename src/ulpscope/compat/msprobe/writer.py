@@ -27,8 +27,10 @@ from ulpscope.compat.arguments import with_positions
 from ulpscope.compat.json_files import GrowingJson
 from ulpscope.compat.msprobe.choosing import Choice
 from ulpscope.compat.msprobe.names import Names, OldName
-from ulpscope.compat.tensor_files import TensorFiles, save_pt
-from ulpscope.model import DTYPES, Arguments, CallRecord, Frame, LedgerEntry, Slot, Summary, TensorRecord
+from ulpscope.compat.pt_files import save_pt
+from ulpscope.compat.ptdbg.slots import floating_inputs
+from ulpscope.compat.tensor_files import TensorFiles
+from ulpscope.model import DTYPES, Arguments, CallName, CallRecord, Frame, LedgerEntry, Slot, Summary, TensorRecord
 
 __all__ = ["Described", "DumpOptions", "Layout", "MsprobeSink", "json_header", "numbers_of"]
 
@@ -117,6 +119,7 @@ class _StepFiles:
         self._stacks = _Stacks(folder / "stack.json", options.layout)
         self._parameters: dict[str, list[tuple[str, TensorRecord]]] = {}
         self._checksums: dict[str, str] = {}
+        self._inputs: dict[CallName, list[tuple[int | str, ...]]] = {}
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str:
         key = self._tensors.keep(dtype, shape, buffer) if self._options.values != "none" else ""
@@ -136,6 +139,8 @@ class _StepFiles:
 
     def write(self, record: CallRecord) -> None:
         known = self._names.name(record.module, record.call)
+        if record.phase == "forward" and self._choice.needs_backward:
+            self._inputs[record.call] = floating_inputs(record)
         if known is None or not self._choice.wants(record, known):
             return
         name = known.of(record.phase)
@@ -157,7 +162,7 @@ class _StepFiles:
 
     def _described(self, name: str) -> Described:
         has_values = self._options.values == "all" or (self._options.values == "some" and self._choice.keeps_values(name))
-        return Described(self._tensors if has_values else None, self._checksums, name)
+        return Described(self._tensors if has_values else None, self._checksums, name, self._options.layout)
 
     def _forward(self, record: CallRecord, described: Described) -> dict[str, Any]:
         slots = {str(slot.slot): slot for slot in record.slots}
@@ -189,8 +194,11 @@ class _StepFiles:
             entry["input"] = described.nested([slot for slot in record.slots if slot.slot.role == "input"], "input")
         if self._choice.has_part("backward", "output"):
             roles = ("output",) if is_module else ("output", "gradient")
-            made = sorted((slot for slot in record.slots if slot.slot.role in roles), key=_position)
-            entry["output"] = [described.tensor(slot, f"output.{at}") for at, slot in enumerate(made)]
+            made = {slot.slot.path: slot for slot in sorted(record.slots, key=_position) if slot.slot.role in roles}
+            paths = [*self._inputs.get(record.call, []), *made]
+            entry["output"] = [
+                described.tensor(made[path], f"output.{at}") if path in made else None for at, path in enumerate(dict.fromkeys(paths))
+            ]
         self._records.add(name.of("backward"), entry)
 
     def flush(self) -> None:
@@ -223,7 +231,7 @@ def _xor(buffer: Any) -> str:
 
 
 def _position(slot: TensorRecord) -> list[tuple[bool, int | str]]:
-    """Gradients are numbered as the inputs that have one come: positions first, names after them."""
+    """Positions first, names after them."""
     return [(isinstance(part, str), part) for part in slot.slot.path]
 
 
@@ -234,10 +242,11 @@ def _last(slot: TensorRecord) -> str:
 class Described:
     """The values of one entry as the old tool describes them. Where `tensors` is given, each has a file named after the entry."""
 
-    def __init__(self, tensors: TensorFiles | None, checksums: dict[str, str], name: str) -> None:
+    def __init__(self, tensors: TensorFiles | None, checksums: dict[str, str], name: str, layout: Layout) -> None:
         self._tensors = tensors
         self._checksums = checksums
         self._name = name
+        self._layout = layout
 
     def value(self, value: Any, place: str, slots: dict[str, TensorRecord]) -> Any:
         if value is None:
@@ -275,7 +284,7 @@ class Described:
 
     def tensor(self, slot: TensorRecord, place: str) -> dict[str, Any]:
         leaf: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{slot.dtype}", "shape": list(slot.shape)}
-        leaf |= numbers_of(slot)
+        leaf |= numbers_of(slot, self._layout)
         leaf["requires_grad"] = slot.requires_grad
         if slot.content is not None and slot.content in self._checksums:
             leaf["md5"] = self._checksums[slot.content]
@@ -305,19 +314,22 @@ def _group(group: dict[tuple[int | str, ...], Any]) -> Any:
     return _nested(group)
 
 
-def numbers_of(slot: TensorRecord) -> dict[str, Any]:
-    """Max, Min, Mean and Norm as the old tool takes them: NaN spreads, integers have no mean, a bool says any and all."""
-    summary = slot.summary
-    if summary is None or summary.numel == 0 or slot.dtype.startswith(_WITHOUT_NUMBERS) or slot.dtype not in DTYPES:
+def numbers_of(slot: TensorRecord, layout: Layout) -> dict[str, Any]:
+    """Max, Min, Mean and Norm as the old tool takes them: NaN spreads, a bool says any and all.
+
+    Integers and doubles have a mean and a norm in 1.x alone; those of a complex tensor, taken of its magnitudes, are not there.
+    """
+    summary, dtype = slot.summary, DTYPES.get(slot.dtype)
+    if summary is None or dtype is None or summary.numel == 0 or slot.dtype.startswith(_WITHOUT_NUMBERS) or dtype.kind == "complex":
         return {"Max": None, "Min": None, "Mean": None, "Norm": None}
     high, low = _extremes(summary)
     if slot.dtype == "bool":
         return {"Max": bool(high), "Min": bool(low), "Mean": None, "Norm": None}
-    if not DTYPES[slot.dtype].is_floating:
-        return {"Max": _whole(high), "Min": _whole(low), "Mean": None, "Norm": None}
-    if slot.dtype not in _WITH_MEAN:
+    if slot.dtype in _WITH_MEAN or layout == "1.x":
+        return {"Max": high, "Min": low, "Mean": _mean(summary), "Norm": _norm(summary)}
+    if dtype.is_floating:
         return {"Max": high, "Min": low, "Mean": None, "Norm": None}
-    return {"Max": high, "Min": low, "Mean": _mean(summary), "Norm": _norm(summary)}
+    return {"Max": _whole(high), "Min": _whole(low), "Mean": None, "Norm": None}
 
 
 def _extremes(summary: Summary) -> tuple[float | None, float | None]:

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["MSACCUCMP", "PARSERS", "UsageError"]
+__all__ = ["MSACCUCMP", "PARSERS", "ShellParser", "UsageError", "add_ascend_path", "shell_parser"]
 
 MSACCUCMP = Path("/usr/local/Ascend/ascend-toolkit/latest/tools/operator_cmp/compare/msaccucmp.py")
 
@@ -16,7 +16,7 @@ class UsageError(Exception):
     """A command that cannot be understood; the text says how it is written. It is empty where help was asked for and printed."""
 
 
-class _Parser(argparse.ArgumentParser):
+class ShellParser(argparse.ArgumentParser):
     """Never leaves the process: the shell goes on after a mistyped command."""
 
     def error(self, message: str) -> NoReturn:
@@ -26,50 +26,52 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message or "")
 
 
-def _parser(name: str, description: str) -> _Parser:
-    return _Parser(prog=name, description=description, allow_abbrev=False)
+def shell_parser(name: str, description: str) -> ShellParser:
+    """The parser of one command."""
+    return ShellParser(prog=name, description=description, allow_abbrev=False)
 
 
-def _ascend_path(parser: _Parser) -> None:
+def add_ascend_path(parser: ShellParser) -> None:
+    """The option to let CANN do it."""
     parser.add_argument(
         "-asc", "--ascend_path", type=Path, nargs="?", const=MSACCUCMP, metavar="PATH",
         help=f"let CANN's msaccucmp do it; without a path the one at {MSACCUCMP}",
     )  # fmt: skip
 
 
-def _vc() -> _Parser:
-    parser = _parser("vc", "Compare two dumps of Ascend's runtime; the result is a csv file.")
+def _vc() -> ShellParser:
+    parser = shell_parser("vc", "Compare two dumps of Ascend's runtime; the result is a csv file.")
     parser.add_argument("-m", "--my_dump_path", type=Path, required=True, metavar="DIR", help="the dump in doubt")
     parser.add_argument("-g", "--golden_dump_path", type=Path, required=True, metavar="DIR", help="the dump that is trusted")
     parser.add_argument("-out", "--output_path", type=Path, metavar="DIR", help="an existing folder; else parse_data/compare_result")
-    _ascend_path(parser)
+    add_ascend_path(parser)
     return parser
 
 
-def _dc() -> _Parser:
-    parser = _parser("dc", "Convert a dump file of Ascend's runtime, or all files of a folder, to .npy.")
+def _dc() -> ShellParser:
+    parser = shell_parser("dc", "Convert a dump file of Ascend's runtime, or all files of a folder, to .npy.")
     parser.add_argument("-n", "--name", type=Path, required=True, metavar="PATH", help="a dump file or a folder of them")
     parser.add_argument("-f", "--format", metavar="FORMAT", help="the format to convert to, as ND or NCHW; else as stored")
     parser.add_argument("-out", "--output_path", type=Path, metavar="DIR", help="an existing folder; else parse_data/dump_convert")
-    _ascend_path(parser)
+    add_ascend_path(parser)
     return parser
 
 
-def _pt() -> _Parser:
-    parser = _parser("pt", "Show a .npy file, and save it as text beside it.")
+def _pt() -> ShellParser:
+    parser = shell_parser("pt", "Show a .npy file, and save it as text beside it.")
     parser.add_argument("-n", "--name", required=True, metavar="FILE", help="the .npy file")
     return parser
 
 
-def _pk() -> _Parser:
-    parser = _parser("pk", "Show what a dump file says about an API: statistics, and the stack where there is one.")
+def _pk() -> ShellParser:
+    parser = shell_parser("pk", "Show what a dump file says about an API: statistics, and the stack where there is one.")
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the pkl file of a dump")
     parser.add_argument("-n", "--name", required=True, metavar="NAME", help="the beginning of the API's name")
     return parser
 
 
-def _cn() -> _Parser:
-    parser = _parser("cn", "Compare two .npy files element by element.")
+def _cn() -> ShellParser:
+    parser = shell_parser("cn", "Compare two .npy files element by element.")
     parser.add_argument("-m", "--my_dump_path", required=True, metavar="FILE", help="the .npy file in doubt")
     parser.add_argument("-g", "--golden_dump_path", required=True, metavar="FILE", help="the .npy file that is trusted")
     parser.add_argument("-p", "--print", type=_count, default=20, metavar="N", help="rows of each table (20)")

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
 from ulpscope.compat.ptdbg.parsing import parsed_lines
 from ulpscope.compat.ptdbg.shell.acl_dumps import compare_acl, convert_acl
-from ulpscope.compat.ptdbg.shell.arguments import PARSERS, UsageError
+from ulpscope.compat.ptdbg.shell.arguments import PARSERS, ShellParser, UsageError
 from ulpscope.compat.ptdbg.shell.arrays import compare_arrays, show_array
 from ulpscope.compat.ptdbg.shell.programs import matching_paths, run_line
 from ulpscope.errors import UlpscopeError
@@ -44,6 +44,8 @@ class ParseShell(cmd.Cmd):
     """The commands, by the names that are typed."""
 
     prompt = "Parse >>> "
+    parsers: ClassVar[dict[str, ShellParser]] = PARSERS
+    about = _HELP
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class ParseShell(cmd.Cmd):
             print(f"{number:5}  {visible(typed)}")
 
     def do_help(self, arg: str) -> None:
-        print(PARSERS[arg].format_help() if arg in PARSERS else _HELP)
+        print(self.parsers[arg].format_help() if arg in self.parsers else self.about)
 
     def do_exit(self, line: str) -> bool:
         return True
@@ -110,7 +112,7 @@ class ParseShell(cmd.Cmd):
         return [f"{path}/" if Path(path).is_dir() else path for path in matching_paths(f"{glob.escape(text)}*")]
 
     def _do(self, name: str, line: str, action: Callable[[Any], object]) -> None:
-        _telling(lambda: action(PARSERS[name].parse_args(shlex.split(line))))
+        _telling(lambda: action(self.parsers[name].parse_args(shlex.split(line))))
 
 
 def _console() -> Console:
@@ -130,7 +132,7 @@ def _telling(action: Callable[[], object]) -> None:
         print(f"[ERROR] {visible(str(error))}")
 
 
-def main() -> None:
+def main(kind: type[ParseShell] = ParseShell) -> None:
     """Read commands until the end of the input."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -139,7 +141,7 @@ def main() -> None:
     except OSError as error:
         print(f"[WARNING] the folder {_DATA} cannot be made here ({error.strerror}): give -out to vc and dc")
     readline, history = _line_editing(), _HISTORY.absolute()
-    shell = ParseShell()
+    shell = kind()
     try:
         shell.cmdloop()
     except KeyboardInterrupt:
