@@ -93,11 +93,12 @@ class Training:
         self.optimizer.step()
         return loss.detach()
 
-    def turn(self, steps: int, after: Callable[[Tensor], Any]) -> float:
+    def turn(self, steps: int, after: Callable[[Tensor], Any], before: Callable[[], Any] = lambda: None) -> float:
         """Seconds of a step, over so many."""
         self.wait()
         begin = time.perf_counter()
         for _ in range(steps):
+            before()
             after(self.step())
         self.wait()
         return (time.perf_counter() - begin) / steps

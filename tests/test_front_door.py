@@ -26,6 +26,7 @@ PUBLIC_NAMES = [
     "InputError",
     "MissingDependencyError",
     "NonFinite",
+    "NonFiniteCall",
     "NonFiniteError",
     "NonFiniteReport",
     "Run",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ulpscope.errors import CaptureWarning, InputError, MissingDependencyError, NonFiniteError, UlpscopeError
 
 if TYPE_CHECKING:
-    from ulpscope.model import CallRecord, Comparison, Finding, NonFinite, NonFiniteReport, Run, TensorRecord
+    from ulpscope.model import CallRecord, Comparison, Finding, NonFinite, NonFiniteCall, NonFiniteReport, Run, TensorRecord
     from ulpscope.store import open_health, open_run
     from ulpscope.workflows.capturing import Capture
     from ulpscope.workflows.checking import check_run
@@ -31,6 +31,7 @@ __all__ = [
     "InputError",
     "MissingDependencyError",
     "NonFinite",
+    "NonFiniteCall",
     "NonFiniteError",
     "NonFiniteReport",
     "Run",
@@ -52,6 +53,7 @@ _HOMES = {
     "Comparison": "ulpscope.model",
     "Finding": "ulpscope.model",
     "NonFinite": "ulpscope.model",
+    "NonFiniteCall": "ulpscope.model",
     "NonFiniteReport": "ulpscope.model",
     "Run": "ulpscope.model",
     "TensorRecord": "ulpscope.model",

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -45,6 +47,12 @@ def fully_sharded() -> nn.Module:
     for layer in (model[0], model[2]):
         fully_shard(layer)
     return fully_shard(model)
+
+
+def tensor_parallel() -> nn.Module:
+    """Weights cut along columns in one layer and along rows in the next, with a bias that every process has."""
+    mesh = init_device_mesh("cpu", (2,))
+    return parallelize_module(network(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
 def batch(step: int, rank: int) -> torch.Tensor:
@@ -84,6 +92,9 @@ def main() -> None:
     for build in (data_parallel, fully_sharded):
         without, watched = train(build(), None), train(build(), folder / build.__name__)
         equal[build.__name__] = all(torch.equal(one, other) for one, other in zip(without, watched, strict=True))
+    without = train(tensor_parallel(), None, alone=True)
+    watched = train(tensor_parallel(), folder / "tensor_parallel", alone=True)
+    equal["tensor_parallel"] = all(torch.equal(one, other) for one, other in zip(without, watched, strict=True))
     train(data_parallel(), folder / "drifting", fault=True)
     if rank == 0:
         train(whole(), folder / "alone", alone=True)

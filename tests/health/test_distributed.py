@@ -40,7 +40,7 @@ def series(path: Path) -> list[HealthSeries]:
 
 def test_watching_changes_nothing(folder: Path) -> None:
     for rank in (0, 1):
-        assert json.loads((folder / f"{rank}.json").read_text()) == {"data_parallel": True, "fully_sharded": True}
+        assert json.loads((folder / f"{rank}.json").read_text()) == {"data_parallel": True, "fully_sharded": True, "tensor_parallel": True}
 
 
 def test_copies_are_taken_once_and_do_not_drift(folder: Path) -> None:
@@ -50,14 +50,24 @@ def test_copies_are_taken_once_and_do_not_drift(folder: Path) -> None:
     assert joined_ranks(ranks).values.shape == ranks[0].values.shape
 
 
-def test_shards_give_the_statistics_of_the_whole(folder: Path) -> None:
+@pytest.mark.parametrize("way", ["fully_sharded", "tensor_parallel"])
+def test_shards_give_the_statistics_of_the_whole(folder: Path, way: str) -> None:
     """The sharded model and the model of one process saw the same batches, so what is joined has to be what that one measured."""
-    joined, alone = joined_ranks(series(folder / "fully_sharded")), series(folder / "alone")[0]
+    joined, alone = joined_ranks(series(folder / way)), series(folder / "alone")[0]
     places = {(target.kind, target.name): place for place, target in enumerate(alone.targets)}
     assert {(target.kind, target.name) for target in joined.targets} == set(places)
     order = [places[target.kind, target.name] for target in joined.targets]
     assert [target.numel for target in joined.targets] == [alone.targets[place].numel for place in order]
     np.testing.assert_allclose(joined.values[:3], alone.values[:3, order], rtol=2e-4, atol=1e-7)
+
+
+def test_each_rank_measures_its_own_shard(folder: Path) -> None:
+    """Shards along either dimension, and a bias that both have whole and one counts."""
+    for rank in series(folder / "tensor_parallel"):
+        sizes = {target.name: (target.numel, target.global_numel) for target in rank.targets if target.kind == "gradient"}
+        assert sizes["0.weight"] == (15 * 12, 30 * 12)
+        assert sizes["2.weight"] == (15 * 31, 30 * 31)
+        assert sizes["2.bias"] == (31, 31)
 
 
 def test_the_signs_of_shards_are_those_of_the_whole(folder: Path) -> None:

@@ -64,6 +64,16 @@ def test_between_two_modules_the_last_finite_gradient_is_named(on_npu: dict[str,
     )
 
 
+def test_a_second_time_names_the_call_in_the_module(on_npu: dict[str, Any]) -> None:
+    first, second = on_npu["again"]["headlines"]
+    assert "made by gelu before 1.down  Linear" in first
+    assert "step 2" in first
+    assert second.startswith("+inf made by 1  gelu")
+    assert "forward, output 0), step 6" in second
+    assert any("--watch nonfinite --watch-calls" in line for line in on_npu["again"]["evidence"])
+    assert on_npu["again"]["ledger"] == []
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")

@@ -14,7 +14,14 @@ from tests.nonfinite.programs import FAULTY, HARMLESS, Expected
 from ulpscope.model import NonFiniteReport
 from ulpscope.workflows.nonfinite import find_nonfinite
 
-WAYS = {"watched": {"watch": "nonfinite"}, "statistics": {"keep": "statistics"}}
+WAYS = {"watched": {"watch": "nonfinite"}, "glancing": {"watch": "nonfinite"}, "statistics": {"keep": "statistics"}}
+
+
+@pytest.fixture(autouse=True)
+def at_a_glance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch takes ranges in the first step, where these programs go wrong; without them a sum has to tell."""
+    if request.node.callspec.params["way"] == "glancing":
+        monkeypatch.setattr("ulpscope.capture.watch.takes_ranges", lambda step: False)
 
 
 def report_of(program: Any, folder: Path, **options: Any) -> NonFiniteReport:
@@ -43,7 +50,7 @@ def test_the_first_maker_is_named(name: str, way: str, tmp_path: Path) -> None:
     check(report, expected)
     first = report.first
     assert first is not None
-    if way == "watched":
+    if way != "statistics":
         assert expected.says in f"{first.cause} {first.remedy}", (first.cause, first.remedy)
 
 

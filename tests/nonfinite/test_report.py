@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -190,3 +191,55 @@ def test_the_finding_is_printed_at_the_end_of_a_run(tmp_path: Path, extra: tuple
     assert "first non-finite value: +inf made by mul (call 1, forward, output 0), step 1, rank 0" in done.stderr
     assert said in done.stderr
     assert done.stdout == ("done\n" if code == 3 else "")
+
+
+# ---- what a gradient would have needed
+
+
+def steep(folder: Path, **options: Any) -> None:
+    """A float16 weight whose gradient is 4 x 100 x 300."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1).half()
+    with ulpscope.Capture(folder / "run", model, **options) as capture:
+        (model(torch.full((4, 8), 100.0, dtype=torch.float16)).float() * 300).sum().backward()
+        capture.step()
+
+
+def in_three_dimensions(folder: Path, **options: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 6).half()
+    with ulpscope.Capture(folder / "run", model, **options) as capture:
+        (model(torch.full((2, 2, 8), 100.0, dtype=torch.float16)).float() * 300).sum().backward()
+        capture.step()
+
+
+def cast_back(folder: Path, **options: Any) -> None:
+    x = torch.ones(3, dtype=torch.float16, requires_grad=True)
+    with ulpscope.Capture(folder / "run", **options) as capture:
+        (x.float() * 120_000).sum().backward()
+        capture.step()
+
+
+@pytest.mark.parametrize("program", [steep, in_three_dimensions, cast_back])
+@pytest.mark.parametrize("options", [{"watch": "nonfinite"}, {"keep": "tensors"}], ids=["watched", "recorded"])
+def test_what_a_gradient_needs_is_known_from_its_replay(program: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    program(tmp_path, **options)
+    report = find_nonfinite(tmp_path / "run")
+    (first, *_) = report.events
+    assert (first.phase, first.needed) == ("backward", 120_000.0), (first.headline, report.notes)
+    assert first.remedy == "it needs 120 000, float16 ends at 65 504; bfloat16 or a scale of 1/2 would do"
+
+
+def test_what_is_gone_by_the_time_of_backward_is_said_to_be(tmp_path: Path) -> None:
+    weight = torch.full((8,), 100.0, dtype=torch.float16, requires_grad=True)
+
+    def scaled() -> torch.Tensor:
+        return (weight * torch.ones(8, dtype=torch.float16)).float()
+
+    with ulpscope.Capture(tmp_path / "run", watch="nonfinite") as capture:
+        (scaled() * 1e6).sum().backward()
+        capture.step()
+    report = find_nonfinite(tmp_path / "run")
+    assert report.events[0].call == "Tensor.float.0"
+    assert report.events[0].needed is None
+    assert any("Tensor.float.0" in note for note in report.notes), report.notes

@@ -246,3 +246,126 @@ def test_what_was_swallowed_is_not_blamed_for_what_another_call_did(tmp_path: Pa
     train(lambda model, optimizer: ulpscope.Capture(tmp_path / "run", model, **options), Net(middle), square, steps=1)
     found = {event.call: (event.kind, event.level) for event in find_nonfinite(tmp_path / "run").events}
     assert found == {"torch.exp.0": ("made", "fault"), "Tensor.div.0": ("swallowed", "note")}
+
+
+def test_a_model_is_converted_while_its_graph_still_lives(tmp_path: Path) -> None:
+    """Torch swaps no parameter that somebody refers to weakly; what a watch remembers of a call refers to its parameters."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with ulpscope.Capture(tmp_path / "run", model, watch="nonfinite") as capture:
+            for _ in range(2):
+                loss = model(torch.ones(2, 4)).sum()
+                loss.backward()
+                capture.step()
+            model.to(torch.float64)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert loss.isfinite()
+    assert model[0].weight.dtype == torch.float64
+
+
+# ---- what a sum tells
+
+
+@pytest.fixture
+def at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step takes ranges, so that a sum has to tell in each."""
+    monkeypatch.setattr("ulpscope.capture.watch.takes_ranges", lambda step: False)
+
+
+@pytest.mark.usefixtures("at_a_glance")
+def test_values_so_large_that_their_sum_overflows_are_no_event(tmp_path: Path) -> None:
+    def program(record: Any) -> None:
+        with record() as capture:
+            torch.full((64,), 3e38) * 1.0
+            torch.full((64,), 60000.0, dtype=torch.float16) * 1.0
+            capture.step()
+
+    assert calls_of(run_of(tmp_path, program)) == []
+
+
+@pytest.mark.usefixtures("at_a_glance")
+def test_infinities_that_cancel_in_a_sum_are_found(tmp_path: Path) -> None:
+    def program(record: Any) -> None:
+        with record() as capture:
+            torch.tensor([1.0, -1.0]) / torch.zeros(2)
+            capture.step()
+
+    assert [str(record.call) for record in calls_of(run_of(tmp_path, program))][-1] == "Tensor.div.0"
+
+
+@pytest.mark.usefixtures("at_a_glance")
+def test_the_ring_remembers_means_of_what_is_gone(tmp_path: Path) -> None:
+    records = calls_of(run_of(tmp_path, lambda record: train(record, Net(overflowing), square), ring=4))
+    *before, culprit = records[:5]
+    assert culprit.call.op == "torch.exp"
+    gone = [slot for record in before for slot in record.slots if "alone is known" in slot.note]
+    assert gone
+    assert all(slot.summary is not None and slot.summary.mean is not None and slot.summary.max is None for slot in gone)
+
+
+def by_version(gradient: torch.Tensor) -> None:
+    gradient.mul_(1e38).mul_(1e38)
+
+
+def silently(gradient: torch.Tensor) -> None:
+    torch._foreach_mul_([gradient], 1e38)
+    torch._foreach_mul_([gradient], 1e38)
+
+
+def by_another(gradient: torch.Tensor) -> None:
+    gradient.data = torch.full_like(gradient, float("inf"))
+
+
+@pytest.mark.usefixtures("at_a_glance")
+@pytest.mark.parametrize("spoil", [by_version, silently, by_another])
+def test_a_gradient_that_was_clean_in_backward_is_read_again_if_somebody_wrote_to_it(tmp_path: Path, spoil: Any) -> None:
+    """Large ones are not, where nobody did."""
+    model = nn.Linear(128, 128)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ulpscope.Capture(tmp_path / "run", model, watch="nonfinite") as capture:
+        model(torch.ones(4, 128)).square().mean().backward()
+        assert model.weight.grad is not None
+        with torch.no_grad():
+            spoil(model.weight.grad)
+        optimizer.step()
+        capture.step()
+    report = find_nonfinite(tmp_path / "run")
+    assert report.first is not None
+    assert "gradients" in report.first.reached
+
+
+@pytest.mark.usefixtures("at_a_glance")
+def test_a_large_gradient_that_is_clean_in_backward_is_not_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    remembered = Watch._is_remembered
+
+    def counting(watch: Watch, tensor: torch.Tensor) -> bool:
+        answer = remembered(watch, tensor)
+        asked.append(tensor.numel() if answer else 0)
+        return answer
+
+    monkeypatch.setattr(Watch, "_is_remembered", counting)
+    model = nn.Linear(128, 128)
+    train(lambda net, optimizer: ulpscope.Capture(tmp_path / "run", net, watch="nonfinite"), model, _mean_square, steps=2)
+    assert asked.count(128 * 128) == 2
+
+
+def _mean_square(net: nn.Module, step: int) -> torch.Tensor:
+    return net(torch.ones(4, 128)).square().mean()
+
+
+def test_operators_keep_their_own_names_where_asked(tmp_path: Path) -> None:
+    from ulpscope.capture import WatchSession
+    from ulpscope.model import RunInfo
+    from ulpscope.store import DirectorySink, create_run
+
+    path = create_run(tmp_path / "run", RunInfo())
+    session = WatchSession(DirectorySink(path, 0), NonFinite(), operators=True)
+    session.start()
+    torch.ones(2).add(1)
+    torch.ones(2) / torch.zeros(2)
+    session.stop()
+    (record,) = calls_of(list(ulpscope.open_run(path).records(0, 0)))[-1:]
+    assert str(record.call) == "Tensor.__truediv__.0"

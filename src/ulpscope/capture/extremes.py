@@ -17,7 +17,7 @@ import torch
 
 from ulpscope.capture.torch_internals import Quiet, is_fake, is_traced
 
-__all__ = ["FLOATS", "DeferredExtremes", "is_plain_here", "is_readable", "local_values", "read_extremes"]
+__all__ = ["FLOATS", "DeferredExtremes", "is_on_a_device", "is_plain_here", "is_readable", "local_values", "read_extremes", "sum_tells"]
 
 FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 _RARE = frozenset(
@@ -25,6 +25,7 @@ _RARE = frozenset(
     for name in ("complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
     if hasattr(torch, name)
 )
+_SUMMED = frozenset({torch.float32, torch.bfloat16, torch.float64})  # the sum of a float16 may overflow where no element does
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _BATCH = 64
 _ANY = -2
@@ -46,6 +47,18 @@ def is_readable(tensor: torch.Tensor) -> bool:
 def is_plain_here(tensor: torch.Tensor) -> bool:
     """Whether a tensor is readable and all of it is in this process, so that looking at it sets off nothing else."""
     return is_readable(tensor) and local_values(tensor) is tensor
+
+
+def is_on_a_device(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is readable, by a glance that settles it for nearly all on an accelerator."""
+    return type(tensor) in _PLAIN and tensor.is_cuda and tensor.dtype in FLOATS and tensor.layout is torch.strided and tensor.numel() > 0
+
+
+def sum_tells(tensor: torch.Tensor) -> bool:
+    """Whether the sum of a tensor on the CPU is finite where its elements are, but for very large ones. Not to be asked of traced ones."""
+    if type(tensor) not in _PLAIN or tensor.dtype not in _SUMMED or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return False
+    return not tensor.is_nested and tensor.numel() > 0
 
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor | None:

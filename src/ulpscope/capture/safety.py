@@ -30,10 +30,11 @@ class Safety:
             with without_function_modes():
                 return function(*args)
         except Exception as error:
-            self._failed(what, error)
+            self.failed(what, error)
             return None
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception) -> None:
+        """Write down what could not be done."""
         self._num_failures += 1
         is_disk = isinstance(error, OSError)
         self.is_broken |= is_disk

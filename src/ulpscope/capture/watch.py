@@ -11,92 +11,49 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ulpscope.capture.extremes import is_readable, local_values, read_extremes
-from ulpscope.capture.torch_internals import Quiet, saved_tensors, storage_identity
+from ulpscope.capture.torch_internals import Quiet, has_dispatch_modes, saved_tensors, set_grad_enabled, storage_identity
 from ulpscope.capture.walk import Found, encode_arguments
-from ulpscope.capture.watch_records import EventWriter, Place, SeenCall, remains_of
-from ulpscope.model import DTYPES, Arguments, NonFinite, Phase, Slot, Summary, TensorRecord
+from ulpscope.capture.watch_ranges import Ranges
+from ulpscope.capture.watch_records import EventWriter, Glimpse, Place, SeenCall, recalled, reference_to, remains_of, version_of
+from ulpscope.capture.watch_steps import (
+    Event,
+    EventKind,
+    KeptKind,
+    Step,
+    Trace,
+    in_backward,
+    is_around,
+    is_fault,
+    sentence,
+    site_of,
+    unknown_origin,
+)
+from ulpscope.errors import NonFiniteError
+from ulpscope.model import DTYPES, Arguments, NonFinite, NonFiniteCall, Phase
 from ulpscope.numerics.nonfinite import CLEAN, Kinds, Origin, Passage, asks_for, is_move, kinds_of_range, pass_through
 
 __all__ = ["Watch"]
 
 _MOST_TIMES_AT_ONE_PLACE = 3
-_MOST_RANGES = 64
 _LONGEST_WALK = 16
 _STEPS_BETWEEN_RANGES = 16
+_SMALL = 4096
 _INFINITY = float("inf")
-_EventKind = Literal["made", "given", "received", "soft"]
-
-
-class _Trace(NamedTuple):
-    """Non-finite values in one storage: where they came from, and the event that began them."""
-
-    storage: Any
-    step: int
-    origin: Origin
-    event: _Event | None
-
-
-@dataclass(slots=True)
-class _Event:
-    """Something that began in a step; whether it is a fault is decided when the step is over."""
-
-    kind: _EventKind
-    place: Place
-    phase: Phase
-    kinds: Kinds
-    is_half: bool
-    text: str
-    num_passed: int = 0
-    num_briefly: int = 0
-    last_touch: Passage = "passed"
-    is_told: bool = False
-
-
-@dataclass(slots=True)
-class _Range:
-    low: float | None
-    high: float
-    magnitude: float
-    step: int
-    numel: int
-
-
-@dataclass(slots=True)
-class _Step:
-    """What has happened in one step so far."""
-
-    number: int
-    order: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-    events: list[_Event] = field(default_factory=list)
-    reached: list[str] = field(default_factory=list)
-    has_backward: bool = False
-    has_update: bool = False
-    is_skipped: bool = False
-    scale: float | None = None
-
-    def reach(self, what: str) -> None:
-        if what not in self.reached:
-            self.reached.append(what)
-
-    @property
-    def at_large(self) -> list[_Event]:
-        """What may be behind something bad later in the step: not what was swallowed, if there is anything else."""
-        return [event for event in self.events if event.last_touch != "swallowed"] or self.events
 
 
 class Watch:
     """Follows non-finite values through the calls of one rank. It installs nothing, and whoever calls it guards it.
 
-    `alarm` is a sentence to raise in the user's code, where that was asked for.
+    `alarm` is what to raise in the user's code, where that was asked for. `glances` says whether a sum is enough to know of a clean
+    result on the CPU: not where something has begun in the step, nor where the range is wanted. `suspects` are modules whose calls are to
+    be seen where otherwise modules are.
     """
 
     def __init__(
@@ -106,17 +63,20 @@ class Watch:
         self._writer = writer
         self._world_size = world_size
         self._wants = wants
-        self._ring: deque[SeenCall] = deque(maxlen=max(options.ring, 1))
-        self._traces: dict[int, _Trace] = {}
+        self._ring: deque[SeenCall | Glimpse] = deque(maxlen=max(options.ring, 1))
+        self._traces: dict[int, Trace] = {}
         self._harmless: dict[tuple[str, str, Any], int] = {}
-        self._ranges: dict[tuple[str, str, Phase, torch.dtype], _Range] = {}
+        self._ranges = Ranges()
         self._saturates: dict[str, bool] = {}
-        self._steps = {0: _Step(0)}
+        self._steps = {0: Step(0)}
         self._step = self._steps[0]
         self._lock = threading.RLock()
+        self._finite: dict[int, tuple[StorageWeakRef, int]] = {}
         self._is_poisoned = False
         self.num_faults = 0
-        self.alarm: str | None = None
+        self.glances = False
+        self.suspects: set[str] = set()
+        self.alarm: Exception | None = None
 
     # ---- steps
 
@@ -126,7 +86,9 @@ class Watch:
 
     def begin_step(self, step: int) -> None:
         with self._lock:
-            self._step = self._steps[step] = _Step(step)
+            self._step = self._steps[step] = Step(step)
+            self._finite.clear()
+            self.glances = not takes_ranges(step) and self._options.saturation is not True
 
     def end_step(self, number: int) -> None:
         """Decide what the events of a step were, and write that down; everything seen in it is known by now."""
@@ -134,23 +96,33 @@ class Watch:
             step = self._steps.pop(number, None)
             if step is None:
                 return
-            faults = [event for event in step.events if _is_fault(step, event) and not (self._is_poisoned and event.kind == "given")]
+            faults = [event for event in step.events if is_fault(step, event) and not (self._is_poisoned and event.kind == "given")]
             self._is_poisoned |= "parameters" in step.reached
             if not self._options.passed_on:
-                self.num_faults += len(faults)
+                told = [event for number, event in enumerate(faults) if not any(is_around(event, other) for other in faults[:number])]
+                self.num_faults += sum([not self._suspect(event) for event in told])
             for event in step.events:
                 if event not in faults:
-                    site = _site(event.place)
+                    site = site_of(event.place)
                     self._harmless[site] = self._harmless.get(site, 0) + 1
             if step.events and self._writer.has_written(number):
                 self._write_outcome(step, len(faults))
             self._writer.end_step(number)
             self._traces = {key: trace for key, trace in self._traces.items() if self._is_current(trace)}
 
-    def _is_current(self, trace: _Trace) -> bool:
+    def _suspect(self, event: Event) -> bool:
+        """Whether a fault is known by its module only, for the first time, and may happen again: then the calls of that module, and of the
+        one around it, are seen from now on, so that the next time names the call; the limit waits for that."""
+        module = event.place.module
+        if self._options.calls is not None or event.place.level != "module" or module in self.suspects or self._is_poisoned:
+            return False
+        self.suspects |= {module, module.rpartition(".")[0]}
+        return True
+
+    def _is_current(self, trace: Trace) -> bool:
         return trace.step in self._steps or (trace.origin == "masked" and not trace.storage.expired())
 
-    def _write_outcome(self, step: _Step, num_faults: int) -> None:
+    def _write_outcome(self, step: Step, num_faults: int) -> None:
         facts = {
             "reached": list(step.reached),
             "has_backward": step.has_backward,
@@ -163,8 +135,7 @@ class Watch:
 
     def write_ranges(self) -> None:
         """The calls that came nearest to the end of their dtype, with the last step."""
-        nearest = sorted(self._ranges.items(), key=lambda item: _headroom(item[0][3], item[1].magnitude))[:_MOST_RANGES]
-        slots = [_range_record(key, found) for key, found in nearest if found.magnitude > 0]
+        slots = self._ranges.nearest()
         if slots:
             self._writer.write_state("state.range", self._step.number, self._step.order, slots, None)
 
@@ -182,10 +153,72 @@ class Watch:
         step.order += 1
         return SeenCall(step.order - 1, step.number, place, phase)
 
+    def next_order(self) -> int:
+        """The place of a call in the order of its step, for one of which nothing else is made yet."""
+        self._step.order += 1
+        return self._step.order - 1
+
+    @property
+    def step_number(self) -> int:
+        return self._step.number
+
     @property
     def is_tripped(self) -> bool:
         """Whether something began in this step: from then on every call is looked at closely."""
         return bool(self._step.events)
+
+    def glance(self, place: Place, phase: Phase, results: Sequence[Found]) -> bool:
+        """Whether sums tell that the results of a call are finite; they are done with then. To be called where no function mode sees it."""
+        if has_dispatch_modes():
+            return False
+        known = []
+        total = 0.0
+        is_grad_enabled = torch.is_grad_enabled()
+        set_grad_enabled(False)
+        try:
+            for slot, tensor in results:
+                own = tensor.sum().item()
+                total += own
+                known.append((slot, reference_to(tensor), version_of(tensor), tensor.dtype, tensor.shape, own))
+        finally:
+            set_grad_enabled(is_grad_enabled)
+        if total - total != 0.0:  # inf or NaN
+            return False
+        step = self._step
+        self._ring.append((step.order, step.number, place, phase, known))
+        step.order += 1
+        return True
+
+    def are_finite(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether sums tell that tensors are finite; to be called where no function mode sees it."""
+        alone: list[torch.Tensor] = []
+        small: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.dim() == 1 and tensor.numel() <= _SMALL:
+                small.setdefault(tensor.dtype, []).append(tensor)
+            elif not self._is_remembered(tensor):
+                alone.append(tensor)
+        if has_dispatch_modes():
+            return False
+        with Quiet():
+            together = [torch.cat(group) for group in small.values()]
+            total = sum(tensor.sum().item() for tensor in (*alone, *together))
+        return bool(total - total == 0.0)
+
+    def remember_finite(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Large gradients that are finite now need not be read again before they are used, if nobody writes to them."""
+        for tensor in tensors:
+            if tensor.numel() > _SMALL:
+                storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+                self._finite[_identity(tensor)] = (storage, version_of(tensor))
+
+    def _is_remembered(self, tensor: torch.Tensor) -> bool:
+        known = self._finite.get(_identity(tensor))
+        return known is not None and known[1] == version_of(tensor) >= 0
+
+    def forget_finite(self) -> None:
+        """Something may have been written to without a trace."""
+        self._finite.clear()
 
     def look_now(self, call: SeenCall) -> None:
         """Look at the results of a call on the CPU."""
@@ -214,7 +247,7 @@ class Watch:
 
     def _pass_by(self, entries: list[SeenCall | int], owners: list[int], magnitudes: torch.Tensor) -> None:
         """Of most calls nothing is worth a thought: the last few go to the ring, and ranges are taken from one step in several."""
-        is_noted = bool(owners) and not isinstance(entries[0], int) and entries[0].step % _STEPS_BETWEEN_RANGES == 0
+        is_noted = bool(owners) and not isinstance(entries[0], int) and takes_ranges(entries[0].step)
         tail = 0 if is_noted else -self._options.ring or len(owners)
         for owner, magnitude in sorted(zip(owners[tail:], magnitudes[tail:].tolist(), strict=True)):
             call = entries[owner]
@@ -222,7 +255,7 @@ class Watch:
                 continue
             slot, tensor = call.results[0]
             if is_noted:
-                self._note_range(call, tensor, None, magnitude)
+                self._ranges.note(call, tensor, None, magnitude)
             call.remains = [remains_of(slot, tensor, None, magnitude)]
             call.let_go()
             self._ring.append(call)
@@ -249,7 +282,7 @@ class Watch:
             if is_call:
                 call.remains = [*call.remains, remains_of(slot, tensor, low, high)]
                 if not kinds:
-                    self._note_range(call, tensor, low, high)
+                    self._ranges.note(call, tensor, low, high)
         if deferred and self._steps[call.step].has_update:
             call.are_parameters_gone = True
         if leaving and deferred:  # a magnitude does not tell inf from -inf
@@ -279,14 +312,6 @@ class Watch:
             self.probe(device)
         return torch.finfo(tensor.dtype).max if self._saturates[device.type] else None
 
-    def _note_range(self, call: SeenCall, tensor: torch.Tensor, low: float | None, high: float) -> None:
-        magnitude = high if low is None else max(-low, high)
-        place = call.place
-        key = (place.module, place.op, call.phase, tensor.dtype)
-        known = self._ranges.get(key)
-        if known is None or magnitude > known.magnitude:
-            self._ranges[key] = _Range(low, high, magnitude, call.step, tensor.numel())
-
     # ---- looking closer
 
     def _look_closer(self, call: SeenCall, leaving: Kinds) -> None:
@@ -299,17 +324,19 @@ class Watch:
         asked = asks_for((*call.args, *call.kwargs.values()), leaving) if leaving else False
         passage = pass_through(call.place.op, entering, leaving, asked=asked)
         if call.phase == "backward":
-            passage, events = _in_backward(passage, bool(entering) or not call.entering, events, step)
+            passage, events = in_backward(passage, bool(entering) or not call.entering, events, step)
         if passage in ("made", "given", "soft"):
             events = [self._begin_event(call, step, passage, leaving)]
         elif passage in ("passed", "swallowed"):
             self._follow(call, passage, events)
+        elif passage == "masked" and self._options.passed_on:
+            self._keep(call, "masked", {}, sentence(call, "masked", leaving))
         if passage not in ("clean", "swallowed"):
             self._trace(call, passage, entering, events)
         if any(slot.role == "gradient" for slot, tensor in call.results if self._kinds([tensor])):
             step.reach("gradients")
 
-    def _look_at_state(self, call: SeenCall, step: _Step) -> None:
+    def _look_at_state(self, call: SeenCall, step: Step) -> None:
         """The loss, gradients, parameters or the state of an optimizer are not finite."""
         call.results = [(slot, tensor) for slot, tensor in call.results if self._kinds([tensor])]
         what = _REACHED.get(call.results[0][0].role, "parameters") if call.results else "parameters"
@@ -321,7 +348,7 @@ class Watch:
         call.entering = [
             (slot, tensor) for slot, tensor in call.entering if slot.path in names or slot.path in {name[:-1] for name in names}
         ]
-        kind: _EventKind = "received" if what == "gradients" and self._world_size > 1 else "made"
+        kind: EventKind = "received" if what == "gradients" and self._world_size > 1 else "made"
         if call.phase == "start":
             kind = "given"
         self._locate(call)
@@ -336,10 +363,10 @@ class Watch:
             call.results = sorted(call.results, key=lambda item: ".".join(map(str, item[0].path[:-1])) != call.place.module)
             call.note = note
 
-    def _entering(self, call: SeenCall, step: _Step, leaving: Kinds) -> tuple[dict[Origin | None, Kinds], list[_Event]]:
+    def _entering(self, call: SeenCall, step: Step, leaving: Kinds) -> tuple[dict[Origin | None, Kinds], list[Event]]:
         """The kinds of what a call was given, by origin, and the events behind them. What was overwritten counts as it was before."""
         entering: dict[Origin | None, Kinds] = {}
-        events: list[_Event] = []
+        events: list[Event] = []
         written = {id(tensor) for _, tensor in call.results} if call.phase == "forward" else set()
         for _, tensor in _inputs(call):
             if not is_readable(tensor) or call.is_gone(tensor):
@@ -349,13 +376,13 @@ class Watch:
                 continue
             kinds = self._kinds([tensor])
             if kinds:
-                origin, event = (trace.origin, trace.event) if trace is not None else _unknown(call, step, kinds)
+                origin, event = (trace.origin, trace.event) if trace is not None else unknown_origin(call, step, kinds)
                 entering[origin] = entering.get(origin, CLEAN) | kinds
                 if event is not None and event not in events:
                     events.append(event)
         return entering, events
 
-    def _trace(self, call: SeenCall, passage: Passage, entering: dict[Origin | None, Kinds], events: list[_Event]) -> None:
+    def _trace(self, call: SeenCall, passage: Passage, entering: dict[Origin | None, Kinds], events: list[Event]) -> None:
         origin: Origin = "made"
         if passage in ("soft", "masked", "given"):
             origin = passage
@@ -364,36 +391,53 @@ class Watch:
         for _, tensor in call.results:
             if self._kinds([tensor]):
                 storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-                self._traces[_identity(tensor)] = _Trace(storage, call.step, origin, events[0] if events else None)
+                self._traces[_identity(tensor)] = Trace(storage, call.step, origin, events[0] if events else None)
 
-    def _begin_event(self, call: SeenCall, step: _Step, kind: _EventKind, leaving: Kinds) -> _Event:
+    def _begin_event(self, call: SeenCall, step: Step, kind: EventKind, leaving: Kinds) -> Event:
         is_half = any(tensor.dtype is torch.float16 for _, tensor in call.results)
-        event = _Event(kind, call.place, call.phase, leaving, is_half, _sentence(call, kind, leaving))
+        event = Event(kind, call.place, call.phase, leaving, is_half, sentence(call, kind, leaving))
         if not self._wants(call.place):
             return event
         step.events.append(event)
-        if self._is_worth_writing(event):
+        self.glances &= step is not self._step
+        if self._options.passed_on or self._is_worth_writing(event):
             self._writer.forget()
-            for earlier in self._ring:
-                if earlier.step == call.step and earlier is not call:
+            forward = call.forward(call.step) if call.forward is not None else None
+            if forward is not None:
+                self._writer.write_wholly(forward, {}, {})
+            for earlier in self._recalled():
+                is_known = forward is not None and (earlier.place, earlier.phase) == (forward.place, "forward")
+                if earlier.step == call.step and earlier is not call and not is_known:
                     self._writer.write_remains(earlier)
-            self._writer.write_wholly(call, self._replaced(call), self._notes(call, kind))
+            self._keep(call, kind, self._notes(call, kind), event.text)
         else:
             event.num_briefly = self._options.ring
-        if self._options.passed_on:
-            self._count_at_once(event)
-        elif kind != "soft" and call.phase == "forward" and self._options.raise_error:
+        if kind != "soft" and call.phase == "forward" and self._options.raise_error and not self._options.passed_on:
             self._sound(event)
         return event
 
-    def _count_at_once(self, event: _Event) -> None:
-        self.num_faults += 1
-        if self.is_done and self._options.raise_error:
-            self._sound(event)
+    def _keep(self, call: SeenCall, kind: KeptKind, notes: dict[int, str], text: str) -> None:
+        """Write a call wholly, and tell whoever asked to be told; where every call counts, it counts once, however many nodes it has."""
+        step = self._steps[call.step]
+        name = (call.place.op, call.place.number, call.phase)
+        if name in step.kept and self._options.passed_on:
+            return
+        step.kept.add(name)
+        self._writer.forget()
+        record, tensors = self._writer.write_wholly(call, self._replaced(call), notes)
+        if self._options.passed_on:
+            self.num_faults += 1
+            if self.is_done and self._options.raise_error:
+                self._raise_later(NonFiniteError(text))
+        if self._options.on_event is not None:
+            try:
+                self._options.on_event(NonFiniteCall(kind=kind, record=record, tensors=tensors))
+            except Exception as error:
+                self._raise_later(error)
 
-    def _is_worth_writing(self, event: _Event) -> bool:
+    def _is_worth_writing(self, event: Event) -> bool:
         """Not what was harmless at the same place before, nor what parameters that are lost already bring about."""
-        return self._harmless.get(_site(event.place), 0) < _MOST_TIMES_AT_ONE_PLACE and not (self._is_poisoned and event.kind == "given")
+        return self._harmless.get(site_of(event.place), 0) < _MOST_TIMES_AT_ONE_PLACE and not (self._is_poisoned and event.kind == "given")
 
     def _replaced(self, call: SeenCall) -> dict[int, str]:
         """Inputs whose values are gone, with what the ring remembers of them."""
@@ -405,7 +449,7 @@ class Watch:
                 notes[id(tensor)] = f"overwritten by this call; before it, {self._remembered(tensor)}"
         return notes
 
-    def _notes(self, call: SeenCall, kind: _EventKind) -> dict[int, str]:
+    def _notes(self, call: SeenCall, kind: EventKind) -> dict[int, str]:
         """Who made the inputs that no call was seen to make, as far as the graph tells; what is known of gradients."""
         if call.note:
             return {id(tensor): call.note for _, tensor in call.results}
@@ -435,34 +479,43 @@ class Watch:
         return found
 
     def _remembered(self, tensor: torch.Tensor) -> str:
-        for earlier in reversed(self._ring):
+        for earlier in reversed(self._recalled()):
             for result in earlier.remains:
                 if result.tensor() is tensor:
-                    what = f"{result.low:.9g} to {result.high:.9g}" if result.low is not None else f"magnitudes up to {result.high:.9g}"
-                    return f"{what}, as {earlier.place.op}.{earlier.place.number} left it"
-        return "no call that was seen had made it"
+                    return f"{result}, as {earlier.place.op}.{earlier.place.number} left it"
+        return "what it held is not known"
 
-    def _follow(self, call: SeenCall, passage: Passage, events: list[_Event]) -> None:
+    def _recalled(self) -> list[SeenCall]:
+        """The calls of the ring."""
+        calls = [seen if isinstance(seen, SeenCall) else recalled(seen) for seen in self._ring]
+        self._ring.clear()
+        self._ring.extend(calls)
+        return calls
+
+    def _follow(self, call: SeenCall, passage: Passage, events: list[Event]) -> None:
         """Count where values went, and write the first of these calls as statistics."""
         for event in events:
             event.last_touch = passage
             event.num_passed += passage == "passed"
             if event.kind == "soft" and passage == "passed":
                 event.kind = "made"
-        if self._options.passed_on and passage == "passed" and events and not self.is_done:
-            self._writer.forget()
-            self._writer.write_wholly(call, self._replaced(call), {})
-            self._count_at_once(events[0])
+        if self._options.passed_on and passage == "passed" and events and call.place.level != "state" and not self.is_done:
+            self._keep(call, "passed", {}, events[0].text)
         for event in events:
             if event.num_briefly < self._options.ring and not call.is_written:
                 event.num_briefly += 1
                 self._writer.forget()
                 self._writer.write_briefly(call)
 
-    def _sound(self, event: _Event) -> None:
+    def _sound(self, event: Event) -> None:
         if not event.is_told and self.alarm is None:
             event.is_told = True
-            self.alarm = event.text
+            self._raise_later(NonFiniteError(event.text))
+
+    def _raise_later(self, error: Exception) -> None:
+        """Have something raised in the user's code as soon as that is possible."""
+        if self.alarm is None:
+            self.alarm = error
 
     # ---- the backward pass, the optimizer, the scaler
 
@@ -478,7 +531,7 @@ class Watch:
         self._step.has_update = True
         if self._options.raise_error and not self._options.passed_on:
             for event in self._step.events:
-                if _is_fault(self._step, event):
+                if is_fault(self._step, event):
                     self._sound(event)
 
     def received(self, call: SeenCall, before: Kinds) -> None:
@@ -501,31 +554,9 @@ class Watch:
             return self._kinds(tensors)
 
 
-def _unknown(call: SeenCall, step: _Step, kinds: Kinds) -> tuple[Origin | None, _Event | None]:
-    """Where not every call is seen in time, what nobody saw made is laid at the door of what began before."""
-    if step.events and not kinds.is_mask and (call.is_late or call.place.level == "module"):
-        return "made", step.at_large[0]
-    return None, None
-
-
-def _is_fault(step: _Step, event: _Event) -> bool:
-    is_of_scaling = event.phase in ("backward", "optimizer") and event.is_half and event.kinds is not Kinds.NAN
-    if step.is_skipped and is_of_scaling:
-        return False
-    if step.reached:
-        return event in step.at_large
-    if step.has_backward and event.phase == "forward":
-        return False
-    if step.has_update and event.phase == "backward":
-        return False
-    return event.kind != "soft" and event.last_touch != "swallowed"
-
-
-def _in_backward(passage: Passage, is_given: bool, events: list[_Event], step: _Step) -> tuple[Passage, list[_Event]]:
-    """A gradient is never a mask, and one that was not finite before is explained by what began earlier in the step."""
-    if passage in ("masked", "soft", "given", "made") and is_given and step.events:
-        return "passed", events or step.at_large
-    return ("made" if passage in ("masked", "soft") else passage), events
+def takes_ranges(step: int) -> bool:
+    """Whether the smallest and largest values of clean results are wanted in a step, not only whether they are finite."""
+    return step % _STEPS_BETWEEN_RANGES == 0
 
 
 def _op_of(node: str) -> str:
@@ -545,32 +576,7 @@ def _identity(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
-def _site(place: Place) -> tuple[str, str, Any]:
-    return place.module, place.op, place.stack[:1]
-
-
-def _sentence(call: SeenCall, kind: _EventKind, leaving: Kinds) -> str:
-    what = " and ".join(name for kind, name in _WORDS.items() if kind in leaving)
-    where = f"{call.place.module or 'the top level'}: {call.place.op}.{call.place.number}, {call.phase}, step {call.step}"
-    line = call.place.stack[0] if call.place.stack else None
-    source = f" ({line.file}:{line.line})" if line is not None else ""
-    began = {"given": "came in with an input of", "received": "came from another rank into"}.get(kind, "was made by")
-    return f"{what} {began} {where}{source}"
-
-
 _REACHED = {"output": "loss", "gradient": "gradients"}
-_WORDS = {Kinds.NAN: "NaN", Kinds.POSINF: "+inf", Kinds.NEGINF: "-inf", Kinds.LIMIT: "the dtype's largest number"}
-
-
-def _headroom(dtype: torch.dtype, magnitude: float) -> float:
-    return torch.finfo(dtype).max / magnitude if magnitude else float("inf")
-
-
-def _range_record(key: tuple[str, str, Phase, torch.dtype], found: _Range) -> TensorRecord:
-    module, op, phase, dtype = key
-    name = str(dtype).removeprefix("torch.")
-    summary = Summary(found.numel, found.low, found.high)
-    return TensorRecord(slot=Slot("state", (module, op, phase)), dtype=name, shape=(), summary=summary, note=f"step {found.step}")
 
 
 def _stops_at_the_limit(device: torch.device) -> bool:

@@ -28,9 +28,15 @@ _MOST_INPUTS = 4
 
 
 def event_of(
-    trace: StepTrace, beginning: Beginning, *, path: str = "RUN", needed: float | None = None, lost_since: int | None = None
+    trace: StepTrace,
+    beginning: Beginning,
+    *,
+    path: str = "RUN",
+    command: Sequence[str] = (),
+    needed: float | None = None,
+    lost_since: int | None = None,
 ) -> NonFiniteEvent:
-    """One beginning in words. `lost_since` is an earlier step that left parameters which are not finite."""
+    """One beginning in words. `command` is what made the run, `lost_since` an earlier step that left parameters which are not finite."""
     kind, level = _kind(trace, beginning)
     maker = maker_of(beginning)
     if kind == "given" and maker:
@@ -67,7 +73,7 @@ def event_of(
         num_passed=beginning.num_passed,
         swallowed_by=call_text(swallower) if swallower is not None else "",
         reached=tuple(trace.reached),
-        evidence=tuple(_evidence(trace, beginning, kind)),
+        evidence=(*_evidence(trace, beginning, kind), *_closer(record, level, path, command)),
         source=record.source,
         stack=record.stack,
         next=_next(record, slot, path),
@@ -113,6 +119,14 @@ def _evidence(trace: StepTrace, beginning: Beginning, kind: NonFiniteKind) -> It
         yield f"it reached the {', the '.join(trace.reached)}"
     if beginning.swallowed_by is not None and kind == "swallowed":
         yield f"swallowed by {call_text(beginning.swallowed_by)}"
+
+
+def _closer(record: CallRecord, level: FindingLevel, path: str, command: Sequence[str]) -> Iterable[str]:
+    """How to learn which call it was, where only modules were watched."""
+    if record.level != "module" or level != "fault":
+        return
+    words = ["ulpscope", "run", "--into", f"{path.rstrip('/')}-calls", "--watch", "nonfinite", "--watch-calls", *(command or ["SCRIPT"])]
+    yield f"only modules were watched; this names the call: {shlex.join(words)}"
 
 
 def _bad(slot: TensorRecord) -> str:

@@ -17,7 +17,19 @@ from ulpscope.model.names import INPUT_ROLES, OUTPUT_ROLES, ROLES, CallName, Rol
 from ulpscope.model.nonfinite import NearMiss, NonFinite, NonFiniteCall, NonFiniteEvent, NonFiniteKind, NonFiniteReport
 from ulpscope.model.pairs import MatchedBy, Pair, SlotPair
 from ulpscope.model.protocols import Renderer, Run, Sink
-from ulpscope.model.records import Arguments, CallRecord, CallRow, Frame, Level, Modes, Phase, Summary, TensorData, TensorRecord, view_content
+from ulpscope.model.records import (
+    Arguments,
+    CallRecord,
+    CallRow,
+    Frame,
+    Level,
+    Modes,
+    Phase,
+    Summary,
+    TensorData,
+    TensorRecord,
+    view_content,
+)
 from ulpscope.model.replays import CallReplay, OperandFormat, PairReplay, SlotReplay, SystemicPrecision
 from ulpscope.model.runs import FORMAT_VERSION, LedgerEntry, RunInfo
 from ulpscope.model.verdicts import ArgumentDifference, Contribution, JudgedCall, JudgedSlot, Side, Verdict, VerdictLevel
@@ -34,8 +46,8 @@ __all__ = [
     "Bands",
     "CallName",
     "CallRecord",
-    "CallRow",
     "CallReplay",
+    "CallRow",
     "Comparison",
     "ComparisonVerdict",
     "CondensedSteps",

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ulpscope.model.records import Frame, Phase
 from ulpscope.model.replays import SystemicPrecision
 from ulpscope.model.runs import RunInfo
 from ulpscope.model.verdicts import JudgedCall
 
-__all__ = ["Comparison", "ComparisonVerdict", "Finding", "FindingLevel", "Histogram"]
+__all__ = ["Comparison", "ComparisonVerdict", "CondensedSteps", "Finding", "FindingLevel", "Histogram"]
 
 FindingLevel: TypeAlias = Literal["fault", "note"]
 ComparisonVerdict: TypeAlias = Literal["same", "rounding", "unknown", "diverges"]
@@ -53,9 +54,31 @@ class Finding:
     repro: str = ""
 
 
+class CondensedSteps(Protocol):
+    """Steps of a long comparison that no finding speaks about: counted, and told as rows only."""
+
+    levels: Counter[str]
+    contributions: Counter[str]
+    num_slots: int
+    num_rows: int
+    is_in_doubt: bool
+
+    @property
+    def num_calls(self) -> int: ...
+
+    @property
+    def steps(self) -> tuple[int, ...]: ...
+
+    def rows(self, step: int) -> Iterator[tuple[Any, ...]]:
+        """What `report.rows` made of the step's calls."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The whole result. It holds no formatting; each renderer is a function of it."""
+    """The whole result. It holds no formatting; each renderer is a function of it.
+
+    `calls` are all calls or, of a long comparison, those of the steps that are not `condensed`.
+    """
 
     subject: RunInfo
     reference: RunInfo
@@ -64,6 +87,7 @@ class Comparison:
     rules: str
     findings: tuple[Finding, ...]
     calls: Sequence[JudgedCall] = field(default_factory=tuple)
+    condensed: CondensedSteps | None = None
     elapsed_s: float = 0.0
     precision: tuple[SystemicPrecision, ...] = ()
 
@@ -72,9 +96,11 @@ class Comparison:
         """`unknown`: no fault, but bits are known to differ and nothing tells by how much."""
         if any(finding.level == "fault" for finding in self.findings):
             return "diverges"
-        if any(slot.differs_by_unknown for call in self.calls for slot in call.slots):
+        condensed = self.condensed
+        if any(slot.differs_by_unknown for call in self.calls for slot in call.slots) or (condensed and condensed.is_in_doubt):
             return "unknown"
-        return "same" if all(call.level == "same" for call in self.calls) else "rounding"
+        is_same = all(call.level == "same" for call in self.calls) and (condensed is None or set(condensed.levels) <= {"same"})
+        return "same" if is_same else "rounding"
 
     @property
     def faults(self) -> tuple[Finding, ...]:

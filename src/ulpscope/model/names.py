@@ -14,6 +14,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 INPUT_ROLES: frozenset[Role] = frozenset({"input", "parameter", "buffer", "gradient"})
 OUTPUT_ROLES: frozenset[Role] = frozenset({"output", "mutated", "state"})
 
+_FREE_SIGNS = {"eigh": (1,), "qr": (0, 1), "svd": (0, 2)}
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "poisson", "rrelu", "gumbel")
 
 
@@ -48,6 +49,11 @@ class CallName:
         """Whether the operation draws random numbers, as far as its name tells."""
         name = self.short.lower()
         return any(word in name for word in _RANDOM)
+
+    @property
+    def free_signs(self) -> tuple[int, ...]:
+        """Which results are unique only up to the signs of their rows or columns: factors of matrices."""
+        return _FREE_SIGNS.get(self.short.removeprefix("linalg_"), ())
 
     @classmethod
     def parse(cls, text: str) -> CallName:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ulpscope.model.findings import FindingLevel
-from ulpscope.model.records import Frame, Phase
+from ulpscope.model.names import Slot
+from ulpscope.model.records import CallRecord, Frame, Phase
 from ulpscope.model.runs import RunInfo
 
-__all__ = ["NearMiss", "NonFinite", "NonFiniteEvent", "NonFiniteKind", "NonFiniteReport"]
+__all__ = ["NearMiss", "NonFinite", "NonFiniteCall", "NonFiniteEvent", "NonFiniteKind", "NonFiniteReport"]
 
 NonFiniteKind: TypeAlias = Literal["made", "given", "received", "swallowed", "masked", "expected"]
 """made: a call with finite inputs; given: it came with the data or another tensor from outside; received: from another rank;
@@ -27,6 +29,8 @@ class NonFinite:
     largest number as an overflow; None asks each device whether it stops there. `calls` watches every call (True) or every module (False);
     None watches every call on the CPU and every module on an accelerator, where a call costs too much. `passed_on` keeps wholly, and counts
     for `limit`, every call that leaves something non-finite, also one that was given it; `raise_error` then raises at the limit.
+    `at_once` looks at each result before its call returns, and waits for an accelerator to do so. `on_event` is called with each call that
+    is kept wholly, as a `NonFiniteCall`; what it raises is raised in the program, at that call.
     """
 
     limit: int | None = 1
@@ -35,6 +39,22 @@ class NonFinite:
     saturation: bool | None = None
     calls: bool | None = None
     passed_on: bool = False
+    at_once: bool = False
+    on_event: Callable[[NonFiniteCall], None] | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFiniteCall:
+    """One call that is kept wholly, as `NonFinite(on_event=...)` is told of it while it happens.
+
+    `kind` is what it did: made the values, was given them from outside, received them from another rank, passed them on, made -inf that
+    may be meant ("soft"), or handled a mask. Whether that does harm is known when the step is over. `tensors` are its inputs and results
+    themselves, as far as they still hold what the call was given; nobody may write to them.
+    """
+
+    kind: Literal["made", "given", "received", "passed", "soft", "masked"]
+    record: CallRecord
+    tensors: Mapping[Slot, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,8 +165,8 @@ class CallRecord:
 class CallRow(NamedTuple):
     """A `CallRecord` as the store format lays it out, for sinks that would only take it apart: cheap to make, thousands of times a step.
 
-    `arguments` is (args, kwargs) and `modes` the fields of `Modes`; a slot is ((role, path), dtype, shape, strides, device, requires_grad, fields
-    of `Summary`, fingerprint, content, note).
+    `arguments` is (args, kwargs) and `modes` the fields of `Modes`; a slot is ((role, path), dtype, shape, strides, device, requires_grad,
+    fields of `Summary`, fingerprint, content, note).
     """
 
     order: int
@@ -184,7 +184,8 @@ class CallRow(NamedTuple):
 
 
 def view_content(content: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> str:
-    """The key of a view of kept bytes: their hash, dtype and shape of the view and, where it does not simply consist of them, strides and offset.
+    """The key of a view of kept bytes: their hash, dtype and shape of the view and, where it does not simply consist of them, strides and
+    offset.
 
     >>> view_content("d41d8cd98f00b204e9800998ecf8427e:float32:6", "float32", (3, 2), (1, 3), 0)
     'd41d8cd98f00b204e9800998ecf8427e:float32:3x2:1x3:0'

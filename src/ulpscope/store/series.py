@@ -7,9 +7,8 @@
     rank00000/ledger.jsonl            what could not be watched
 
 A step is on disk when `write` returns, and a kill costs at most the frame that was being written. Each segment tells its own
-layouts. When all segments together exceed `max_bytes`, the oldest of those with the closest steps gives up every other step and
-joins its neighbour: a run of any length keeps its whole history, coarser the older it is. Reading never trusts a size, a name or
-a number that a file holds.
+layouts. When all segments together exceed `max_bytes`, two neighbours become one that is twice as coarse: a run of any length keeps its
+whole history, coarser the older it is. Reading never trusts a size, a name or a number that a file holds.
 """
 
 from __future__ import annotations
@@ -180,56 +179,82 @@ class SeriesSink:
 
     def _thin(self) -> None:
         """Make room for one more segment; the newest stays whole, so that no kill costs the step before it."""
-        while len(self._closed) > 1 and sum(segment.size for segment in self._closed) + self._segment_bytes > self._max_bytes:
-            stride = min(segment.stride for segment in self._closed[:-1])
-            place = next(place for place, segment in enumerate(self._closed) if segment.stride == stride)
-            segment, before = self._closed[place], self._closed[place - 1] if place else None
-            size = _rewrite([segment.path], segment.path, self.rank, thinned=segment.path)
-            if size == segment.size:  # nothing left to thin
-                segment.path.unlink()
-                del self._closed[place]
-                continue
-            segment.size, segment.stride = size, 2 * stride
-            if before is not None and before.stride == segment.stride and before.size + size <= self._segment_bytes:
-                before.size = _rewrite([before.path, segment.path], before.path, self.rank)
-                segment.path.unlink()
-                del self._closed[place]
+        while len(self._closed) > 2 and sum(segment.size for segment in self._closed) + self._segment_bytes > self._max_bytes:
+            place = _pair_to_join([segment.stride for segment in self._closed[:-1]])
+            older, newer = self._closed[place : place + 2]
+            older.size, older.stride = _join(older, newer, self.rank, self._segment_bytes)
+            newer.path.unlink()
+            del self._closed[place + 1]
+
+
+def _pair_to_join(strides: list[int]) -> int:
+    """The older one of two neighbours that become one: the two that are most alike, of equal ones those as coarse as most are, of these the
+    oldest.
+
+    Each time two become one that is about twice as coarse, so segments get coarser with age and about as many are of each coarseness.
+    """
+
+    def harm(place: int) -> tuple[float, int, int]:
+        one, other = strides[place : place + 2]
+        return max(one, other) / min(one, other), -strides.count(one), place
+
+    return min(range(len(strides) - 1), key=harm)
+
+
+def _join(older: _Segment, newer: _Segment, rank: int, most_bytes: int) -> tuple[int, int]:
+    """Make one segment of two, as coarse as the coarser, or coarser still until it fits; its size and its stride."""
+    stride = max(older.stride, newer.stride)
+    sources = [(segment.path, stride // segment.stride) for segment in (older, newer)]
+    every = 1
+    while True:
+        size, num_steps = _rewrite(sources, every, older.path, rank, most_bytes)
+        if size <= most_bytes or num_steps <= 1:
+            return size, stride * every
+        every *= 2
 
 
 def _segment_path(folder: Path, number: int) -> Path:
     return folder / f"series-{number:05d}.msgpack"
 
 
-def _rewrite(sources: list[Path], to: Path, rank: int, *, thinned: Path | None = None) -> int:
-    """Join segments into one, without every other step of the one that is thinned; the size of the result."""
+def _rewrite(sources: list[tuple[Path, int]], every: int, to: Path, rank: int, most_bytes: int) -> tuple[int, int]:
+    """Write the steps of segments that are kept into one, which takes its place if it is no larger than asked, or has a single step; its
+    size and number of steps."""
     draft = to.with_name(f".{to.name}.{os.urandom(4).hex()}")
     file = AppendFile(draft, _start_bytes(rank))
+    num_steps = 0
     try:
-        for source in sources:
-            for frame in _kept_frames(source, every=2 if source == thinned else 1):
-                file.append(_frame(frame))
+        for frame in _kept_frames(sources, every):
+            file.append(_frame(frame))
+            num_steps += isinstance(frame, _StepFrame)
         file.close()
-        draft.replace(to)
+        if file.size <= most_bytes or num_steps <= 1:
+            draft.replace(to)
     finally:
         file.close()
         draft.unlink(missing_ok=True)
-    return file.size
+    return file.size, num_steps
 
 
-def _kept_frames(source: Path, *, every: int) -> Iterator[Any]:
-    """Every first, second ... step of a segment, and the layouts that these need."""
-    layout: _LayoutFrame | None = None
-    number = 0
-    for frame in _SeriesReader(source):
-        if isinstance(frame, _LayoutFrame):
-            layout = frame
-        elif isinstance(frame, _StepFrame):
-            if number % every == 0:
-                if layout is not None:
-                    yield layout
-                    layout = None
-                yield frame
-            number += 1
+def _kept_frames(sources: list[tuple[Path, int]], every: int) -> Iterator[Any]:
+    """Every so many steps of each segment, of these again every so many over all, and the layouts that they need."""
+    written: _LayoutFrame | None = None
+    num_picked = 0
+    for source, of_source in sources:
+        layout: _LayoutFrame | None = None
+        number = 0
+        for frame in _SeriesReader(source):
+            if isinstance(frame, _LayoutFrame):
+                layout = frame
+            elif isinstance(frame, _StepFrame):
+                if number % of_source == 0:
+                    if num_picked % every == 0:
+                        if layout is not None and layout != written:
+                            written = layout
+                            yield layout
+                        yield frame
+                    num_picked += 1
+                number += 1
 
 
 # ---- reading

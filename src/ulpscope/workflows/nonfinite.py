@@ -8,11 +8,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from ulpscope.errors import UlpscopeError
 from ulpscope.explain.near_misses import NearMisses
 from ulpscope.explain.nonfinite import Beginning, StepTrace, trace_step
 from ulpscope.explain.nonfinite_causes import sure_magnitude
 from ulpscope.explain.nonfinite_events import event_of, order_events
-from ulpscope.model import CallRecord, NonFiniteEvent, NonFiniteReport, Run
+from ulpscope.model import CallRecord, NonFiniteEvent, NonFiniteReport, Run, TensorData
 from ulpscope.store import open_run
 
 __all__ = ["find_nonfinite"]
@@ -75,7 +76,16 @@ class _Finding:
         lost_since = self._lost_since.get(rank)
         for beginning in trace.beginnings:
             needed = self._needed(trace, beginning)
-            self.events.append(event_of(trace, beginning, path=str(self._run.path), needed=needed, lost_since=lost_since))
+            self.events.append(
+                event_of(
+                    trace,
+                    beginning,
+                    path=str(self._run.path),
+                    command=self._run.info.command,
+                    needed=needed,
+                    lost_since=lost_since,
+                )
+            )
         if "parameters" in trace.reached and not trace.is_skipped:
             self._lost_since.setdefault(rank, step)
 
@@ -89,34 +99,32 @@ class _Finding:
         """The largest magnitude of the exact result, where the call can be run again in a higher precision."""
         sure = sure_magnitude(beginning)
         record = beginning.record
-        if sure is not None or beginning.kind != "made" or record.phase != "forward" or record.level != "api":
+        if sure is not None or beginning.kind != "made" or record.phase not in ("forward", "backward") or record.level != "api":
             return sure
-        if self._num_replays >= _MOST_REPLAYS or not trace.is_fault(beginning):
+        if self._num_replays >= _MOST_REPLAYS or not (trace.is_fault(beginning) or record.phase == "backward"):
             return None
         self._num_replays += 1
         if find_spec("torch") is None:
             self._why_no_replay = "the exact results are not known: replaying a call needs torch, which is not installed here"
             return None
-        return self._replayed(beginning)
+        try:
+            return self._replayed(beginning)
+        except Exception as error:  # a call of the user's that fails on the CPU: the finding stands without its exact result
+            why = str(error) if isinstance(error, UlpscopeError) else f"{type(error).__name__}: {error}"
+            self._why_no_replay = f"the exact result of {record.call} is not known: {why}"
+            return None
 
     def _replayed(self, beginning: Beginning) -> float | None:
-        from ulpscope.replay import NotReplayable, forward_program
+        from ulpscope.replay.magnitudes import largest_exact_gradient, largest_exact_result
 
-        record = beginning.record
-        try:
-            program = forward_program(record, lambda content: self._run.tensor(record.rank, record.step, content))
-            wide = {slot: tensor.double() if tensor.is_floating_point() else tensor for slot, tensor in program.inputs.items()}
-            exact = program(wide).get(beginning.slots[0].slot)
-        except NotReplayable as reason:
-            self._why_no_replay = f"the exact result of {record.call} is not known: {reason}"
-            return None
-        except Exception as error:  # a call of the user's that fails on the CPU: the finding stands without its exact result
-            self._why_no_replay = f"the exact result of {record.call} is not known: {type(error).__name__}: {error}"
-            return None
-        if exact is None or not exact.numel() or not exact.is_floating_point():
-            return None
-        largest = float(exact.abs().max().item())
-        return largest if largest == largest else None
+        record, slot = beginning.record, beginning.slots[0]
+
+        def read(content: str) -> TensorData:
+            return self._run.tensor(record.rank, record.step, content)
+
+        if record.phase == "forward":
+            return largest_exact_result(record, slot.slot, read)
+        return largest_exact_gradient(beginning.forward, record, slot, read)
 
     def notes(self) -> list[str]:
         found = [self._why_no_replay] if self._why_no_replay else []

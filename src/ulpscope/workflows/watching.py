@@ -7,9 +7,7 @@ Capture measures, the store keeps, judge raises alerts; this file only puts them
 from __future__ import annotations
 
 import os
-import platform
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,18 +17,17 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-import ulpscope
 from ulpscope._optional import require
 from ulpscope.errors import InputError
 from ulpscope.explain.health import explain_health
 from ulpscope.judge.alerts import Vigil
 from ulpscope.judge.series import find_departures
 from ulpscope.measure.series import drifting_replicas, joined_ranks, paired_series
-from ulpscope.model import LedgerEntry, RunInfo
+from ulpscope.model import LedgerEntry
 from ulpscope.model.series import Alert, Granularity, HealthComparison, HealthStep, HealthTarget, SeriesPair
 from ulpscope.store import create_run
 from ulpscope.store.series import MAX_BYTES, HealthRun, SeriesSink, open_health
-from ulpscope.workflows.capturing import _ENVIRONMENT, _devices, _launch, _rank_and_world_size, _versions, _warn
+from ulpscope.workflows.surroundings import describe_run, launch_name, listed, rank_and_world_size, warn_user
 
 if TYPE_CHECKING:
     import torch
@@ -142,15 +139,19 @@ class HealthWatch:
 
     def _open(self) -> bool:
         """Make the folder; without one, training goes on unwatched."""
-        self._rank, world_size = _rank_and_world_size()
+        self._rank, world_size = rank_and_world_size()
         self._vigil = Vigil(self._rank)
         try:
-            self._path = create_run(self._into, _info(world_size, self._wishes), launch=_launch(world_size))
+            self._path = create_run(
+                self._into, describe_run(world_size, {"watch": "health", **self._wishes.of_session()}), launch=launch_name(world_size)
+            )
             self._sink = SeriesSink(self._path, self._rank, max_bytes=self._wishes.max_bytes)
             self._events = self._open_events()
         except OSError as error:
             self._path = self._sink = None
-            _warn(f"ulpscope cannot write to '{self._into}' ({error}). Training goes on unwatched; give a folder that can be written to.")
+            warn_user(
+                f"ulpscope cannot write to '{self._into}' ({error}). Training goes on unwatched; give a folder that can be written to."
+            )
             return False
         if self._path != self._into and self._rank == 0:
             print(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'", file=sys.stderr)
@@ -220,7 +221,7 @@ class HealthWatch:
         except OSError:
             self._sink = None
         if self._num_failures == 1:
-            _warn(f"ulpscope could not {what} ({why}). Training goes on unchanged; {rest}.")
+            warn_user(f"ulpscope could not {what} ({why}). Training goes on unchanged; {rest}.")
 
 
 def watch(
@@ -272,7 +273,7 @@ def watch(
     require("torch", extra="torch", purpose="watching a training")
     handle = HealthWatch(Path(into), wishes)
     if handle._open():
-        handle._begin(_listed(model), None if optimizer is None else _listed(optimizer)).start()
+        handle._begin(listed(model), None if optimizer is None else listed(optimizer)).start()
     return handle
 
 
@@ -294,27 +295,6 @@ def watch_script(into: str | os.PathLike[str], **wishes: Any) -> Iterator[Health
             yield handle
     finally:
         handle.close()
-
-
-def _info(world_size: int, wishes: _Wishes) -> RunInfo:
-    import torch
-
-    return RunInfo(
-        tool=f"ulpscope {ulpscope.__version__}",
-        created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        command=tuple(sys.argv),
-        versions={"python": platform.python_version(), **_versions()},
-        devices=_devices(torch),
-        world_size=world_size,
-        options={"watch": "health", **wishes.of_session()},
-        environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-    )
-
-
-def _listed(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 # ---- two watched runs

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every session does between `start` and `stop`: install, count steps, pause, fail without harm, and put everything back.
+
+What is recorded or looked at, and when, is the business of the session that builds on this.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ulpscope.capture import active
+from ulpscope.capture.modes import ApiMode, OpMode, remove_mode
+from ulpscope.capture.modules import ModuleStack
+from ulpscope.capture.patching import Patches
+from ulpscope.capture.safety import Safety
+from ulpscope.capture.selection import Selection
+from ulpscope.capture.state import OptimizerProbe
+from ulpscope.capture.torch_internals import graph_task, is_jit_tracing
+from ulpscope.model import LedgerEntry, Sink
+
+__all__ = ["Session", "has_fast_path", "is_compiled"]
+
+_FUSED = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
+
+
+class Session:
+    """One process between `start` and `stop`. With `find_steps` a step ends with each step of the first optimizer that steps;
+    otherwise when `step` is called. With `operators` an operator keeps the name that Python has for it, `Tensor.__add__`.
+
+    A session that builds on this says what a step begins and ends with (`_open_step`, `_end_step`, `_close`), what to do around calls of
+    modules, functions, backward passes, collectives and optimizers, and which mode sees the calls (`_new_mode`).
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        rank: int = 0,
+        models: list[torch.nn.Module] | None = None,
+        optimizers: list[Any] | None = None,
+        selection: Selection | None = None,
+        find_steps: bool = False,
+        operators: bool = False,
+    ) -> None:
+        self._sink = sink
+        self._rank = rank
+        self._selection = selection or Selection()
+        self._find_steps = find_steps
+        self._names_operators = operators
+        self._spoken = threading.local()
+        self._modules = ModuleStack(models or [])
+        self._optimizers = OptimizerProbe(self._modules, optimizers)
+        self._safety = Safety(sink)
+        self._patches = Patches()
+        self._mode: ApiMode | OpMode | None = None
+        self._handles: list[Any] = []
+        self._clock: weakref.ref[Any] | None = None
+        self._is_active = self._is_recording = self._is_paused = False
+        self._has_updated = False
+        self._thread = 0
+        self._step = 0
+
+    # ---- what a session says about itself
+
+    def _open_step(self, step: int) -> None: ...
+
+    def _end_step(self) -> None: ...
+
+    def _close(self, complete: bool) -> None: ...
+
+    def _new_mode(self) -> ApiMode | OpMode | None: ...
+
+    def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _around_function(self, apply: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _around_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _around_collective(self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._has_updated = True
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._tick(optimizer)
+
+    # ---- life
+
+    def start(self) -> None:
+        """Begin on this thread."""
+        if self._is_active:
+            return
+        self._thread = threading.get_ident()
+        self._is_active = True
+        self._begin(0)
+        active.join(self)
+        try:
+            self._install()
+        except BaseException:
+            self.stop(complete=False)
+            raise
+
+    def _install(self) -> None:
+        self._patches.module_calls(self._around_module)
+        self._patches.functions(self._around_function)
+        self._patches.backward_passes(self._around_backward)
+        self._patches.collectives(self._around_collective)
+        self._patches.scaler_steps(self._around_scaler)
+        if self._names_operators:
+            self._patches.operators(self._around_operator)
+        self._handles.append(register_optimizer_step_pre_hook(self._before_optimizer))
+        self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
+        self._mode = self._new_mode()
+        if self._mode is not None:
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self, *, complete: bool = True) -> None:
+        """Put back everything; the step under way is closed as complete unless the user's code failed in it."""
+        if not self._is_active:
+            return
+        self._is_active = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._see_nothing_more()
+        active.leave(self)
+        self._safety.run("close the run", self._close, complete)
+
+    def _see_nothing_more(self) -> None:
+        """Take the patches and the mode off; what was seen can still be closed."""
+        self._is_recording = False
+        self._patches.undo()
+        if self._mode is not None:
+            remove_mode(self._mode)
+            self._mode = None
+
+    def step(self) -> None:
+        """End the step under way and begin the next."""
+        if not self._is_active:
+            return
+        self._safety.run("close the step", self._end_step)
+        self._begin(self._step + 1)
+
+    def _begin(self, step: int) -> None:
+        self._step = self._safety.step = step
+        self._is_recording = self._wants_to_record()
+        self._open_step(step)
+
+    def _wants_to_record(self) -> bool:
+        if self._is_paused or self._safety.is_broken:
+            return False
+        return self._selection.wants_step(self._step) and self._selection.wants_rank(self._rank)
+
+    def pause(self) -> None:
+        """See nothing until `resume`; the step under way stays open and its calls keep their numbers."""
+        self._is_paused = True
+        self._is_recording = False
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._is_recording = self._is_active and self._wants_to_record()
+
+    def deactivate(self) -> None:
+        self._is_active = self._is_recording = False
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether calls of this thread are seen right now."""
+        return self._is_recording and (threading.get_ident() == self._thread or graph_task() != -1) and not is_jit_tracing()
+
+    # ---- steps that are found
+
+    def _tick(self, optimizer: Any) -> None:
+        """An optimizer has stepped: the first one that ever does is the clock."""
+        if self._find_steps and self._is_active and threading.get_ident() == self._thread:
+            if self._clock is None:
+                self._clock = weakref.ref(optimizer)
+            if self._clock() is optimizer:
+                self.step()
+
+    def _around_scaler(self, original: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        step, self._has_updated = self._step, False
+        result = original(scaler, optimizer, *args, **kwargs)
+        if self._is_active and not self._has_updated:
+            self._safety.run("write a note", self._note_skipped, scaler)
+            if self._find_steps and self._step == step and (self._clock is None or self._clock() is optimizer):
+                self.step()
+        return result
+
+    def _note_skipped(self, scaler: Any) -> None:
+        self._sink.note(LedgerEntry(what="see an optimizer step", why="GradScaler skipped it", step=self._step))
+
+    # ---- calls
+
+    def _around_operator(self, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        self._spoken.name = f"Tensor.{name}"
+        try:
+            return original(*args)
+        finally:
+            self._spoken.name = None
+
+    def _spoken_name(self, op: str) -> str:
+        """What the user wrote, where the call is the one that an operator makes."""
+        spoken = getattr(self._spoken, "name", None)
+        self._spoken.name = None
+        return spoken or op
+
+    def _call_unseen(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run something without our mode: its calls are not seen, and some modules compute otherwise where any mode is active."""
+        mode = self._mode
+        was_recording, self._is_recording = self._is_recording, False
+        removed = remove_mode(mode) if mode is not None else False
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if removed and mode is not None and self._is_active:
+                mode.__enter__()  # type: ignore[no-untyped-call]
+            self._is_recording = was_recording and self._is_active
+
+
+def has_fast_path(module: torch.nn.Module) -> bool:
+    """Whether a module would use a fused kernel that it gives up when any torch function mode is active."""
+    if module.training or not isinstance(module, _FUSED):
+        return False
+    return not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
