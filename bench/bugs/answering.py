@@ -41,8 +41,15 @@ class Answer:
 
 
 def answer_all(cases: Sequence[Case], keeps: Sequence[str], peer: str | None, jobs: int = 1, runs: Path | None = None) -> Iterator[Answer]:
-    """Every tool's answer to every case, `jobs` cases at a time."""
-    work = partial(answer_case, keeps=tuple(keeps), peer=peer, runs=runs)
+    """Every tool's answer to every case, `jobs` cases at a time; the peer comes last, and goes on where it stopped if `runs` are kept."""
+    yield from _answers_of_ours(cases, keeps, jobs, runs)
+    if peer:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield from _answers_of_peer(cases, peer, (runs or Path(scratch)) / "peer", keeps, jobs)
+
+
+def _answers_of_ours(cases: Sequence[Case], keeps: Sequence[str], jobs: int, runs: Path | None) -> Iterator[Answer]:
+    work = partial(answer_case, keeps=tuple(keeps), runs=runs)
     if jobs == 1:
         for case in cases:
             yield from work(case.name)
@@ -65,8 +72,8 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def answer_case(name: str, keeps: Sequence[str], peer: str | None, runs: Path | None) -> list[Answer]:
-    """Record one case, and ask every tool."""
+def answer_case(name: str, keeps: Sequence[str], runs: Path | None) -> list[Answer]:
+    """Record one case, and ask ulpscope and the baselines."""
     [case] = all_cases(name)
     with tempfile.TemporaryDirectory() as scratch:
         folder = runs / name if runs else Path(scratch)
@@ -74,10 +81,7 @@ def answer_case(name: str, keeps: Sequence[str], peer: str | None, runs: Path | 
             seconds = record_pair(case, folder, keeps)
         except Exception:
             return [Answer(case=name, tool=f"ulpscope, {keep}", score=None, problem=traceback.format_exc(limit=-4)) for keep in keeps]
-        answers = [one for keep in keeps for one in _answers_of_ulpscope(case, folder / keep, keep, seconds[keep])]
-        if peer:
-            answers += _answers_of_peer(case, peer, folder / "peer", keeps)
-        return answers
+        return [one for keep in keeps for one in _answers_of_ulpscope(case, folder / keep, keep, seconds[keep])]
 
 
 def _answers_of_ulpscope(case: Case, folder: Path, keep: str, record_s: float) -> list[Answer]:
@@ -102,13 +106,15 @@ def _answers_of_ulpscope(case: Case, folder: Path, keep: str, record_s: float) -
     return [ours, *(Answer(case=case.name, tool=name, score=score(case, rule(comparison))) for name, rule in BASELINES.items())]
 
 
-def _answers_of_peer(case: Case, python: str, folder: Path, keeps: Sequence[str]) -> list[Answer]:
+def _answers_of_peer(cases: Sequence[Case], python: str, folder: Path, keeps: Sequence[str], jobs: int) -> Iterator[Answer]:
     from bench.bugs.peer import ask_peer
 
     begin = time.perf_counter()
-    try:
-        found = ask_peer(case, python, folder, keeps)
-    except Exception:
-        return [Answer(case=case.name, tool=f"peer, {keep}", score=None, problem=traceback.format_exc(limit=-4)) for keep in keeps]
-    seconds = (time.perf_counter() - begin) / len(keeps)
-    return [Answer(case=case.name, tool=f"peer, {keep}", score=score(case, blames), compare_s=seconds) for keep, blames in found.items()]
+    found = ask_peer(cases, python, folder, keeps, jobs)
+    seconds = (time.perf_counter() - begin) / len(cases) / len(keeps)
+    for case in cases:
+        for keep, answer in found[case.name].items():
+            if isinstance(answer, str):
+                yield Answer(case=case.name, tool=f"peer, {keep}", score=None, problem=answer)
+            else:
+                yield Answer(case=case.name, tool=f"peer, {keep}", score=score(case, answer), compare_s=seconds)

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-__all__ = ["SEED", "Case", "Expected", "Program", "Side", "all_cases", "build"]
+__all__ = ["SEED", "Case", "Expected", "Program", "Side", "all_cases", "build", "classifying", "minimised"]
 
 Side: TypeAlias = Literal["subject", "reference"]
 SEED = 1234
@@ -100,6 +100,29 @@ class Case:
     @property
     def is_clean(self) -> bool:
         return self.expected is None
+
+
+def minimised(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[int], torch.Tensor],
+    *,
+    steps: int = 2,
+    machine: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Program:
+    """Training as it is plainly done: gradients to zero, back through `loss(index)`, one step of the optimizer."""
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        loss(index).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return Program(step=step, model=model, steps=steps, machine=machine)
+
+
+def classifying(model: Any, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor, **rest: Any) -> Program:
+    """The same on the cross entropy of a batch for each step."""
+    return minimised(model, optimizer, lambda index: torch.nn.functional.cross_entropy(model(inputs[index]), labels[index]), **rest)
 
 
 def build(case: Case, side: Side) -> Program:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -28,6 +29,7 @@ __all__ = [
     "honest_kernels",
     "layer_norm",
     "layer_norm_backward",
+    "machine_of",
     "other_functions",
     "other_order",
     "own_norms",
@@ -97,6 +99,12 @@ class Machine(TorchDispatchMode):
         index = self._counts.get(at, 0)
         self._counts[at] = index + 1
         return (fault.calls is None or index in fault.calls) and (fault.steps is None or self._step in fault.steps)
+
+
+def machine_of(side: str, subject: Kernels | None, reference: Kernels | None = None) -> Callable[[], AbstractContextManager[object]]:
+    """The machine of one side: with these kernels, or this CPU as it is."""
+    kernels = subject if side == "subject" else reference
+    return Machine(kernels) if kernels else nullcontext
 
 
 def accelerator(format: Format = "float16") -> Kernels:

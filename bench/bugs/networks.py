@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from bench.bugs.case import Program
+from bench.bugs.case import Program, minimised
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -343,13 +343,10 @@ def program(
 ) -> Program:
     """Train `model` on batches that it draws itself, all drawn before the first step."""
     batches = [model.batch() for _ in range(steps)]
-    stepper = optimizer(model.parameters(), lr=lr)
 
-    def step(index: int) -> None:
+    def value(index: int) -> Tensor:
         entering, wanted = batches[index]
-        stepper.zero_grad()
-        value = model.loss(model(entering), wanted) if loss is None else loss(model, entering, wanted)
-        value.backward()
-        stepper.step()
+        return model.loss(model(entering), wanted) if loss is None else loss(model, entering, wanted)  # type: ignore[no-any-return]
 
-    return Program(step=step, model=model, steps=steps, **({"machine": machine} if machine else {}))
+    machines = {"machine": machine} if machine else {}
+    return minimised(model, optimizer(model.parameters(), lr=lr), value, steps=steps, **machines)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same cases through mindstudio-probe: its debugger records both sides, its comparison flags rows, the first flagged row is its answer.
 
-Half of this file runs in the peer's own environment, where ulpscope is not installed: `python -m bench.bugs.peer CASE FOLDER KEEP...`
-leaves an `answer.json` there. It records with level `mix` and risk level ALL, its most complete setting, in processes of their own (its
-debugger exists once for each process), and compares every step in turn, as its comparison takes one at a time.
+Half of this file runs in the peer's own environment, where ulpscope is not installed: `python -m bench.bugs.peer FOLDER KEEPS CASE...`
+leaves an `answer.json` in a folder for each case and passes over those that have one, so that a run that was stopped goes on. Importing the
+peer takes longer than most cases, so one process imports it and forks: once for each case, which has a time limit, and there once for each
+side and rank, since its debugger exists once for each process. It records with level `mix` and risk level ALL, its most complete
+setting, and compares every step in turn, as its comparison takes one at a time. Recordings are deleted as soon as a case is answered.
 
 What counts in its favour: rows flagged `warning` count as `error` does; only the name of an operation has to be right, not its namespace;
 slots are not looked at; an in-place operation outside of modules stands for the whole optimizer; a module stands for the calls in it.
@@ -11,16 +13,20 @@ slots are not looked at; an in-place operation outside of modules stands for the
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import re
+import select
+import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from bench.bugs.case import Case, Side, all_cases, build
@@ -29,66 +35,134 @@ from bench.bugs.scoring import Blame, kinds_of
 
 __all__ = ["ask_peer"]
 
-_SECONDS = 600
+Answers: TypeAlias = dict[str, list[Blame] | str]
+_SECONDS = 300
+_ANSWER = "answer.json"
+_LONGEST = 4000
 _TASKS = {"statistics": "statistics", "tensors": "tensor"}
 _MODULE = re.compile(r"Module\.(?P<path>.+)\.[^.]+\.(?P<phase>forward|backward)\.\d+")
 _CALL = re.compile(r"(?P<space>[^.]+)\.(?P<op>.+)\.(?P<index>\d+)\.(?P<phase>forward|backward)")
 
 
-def ask_peer(case: Case, python: str, folder: Path, keeps: Sequence[str]) -> dict[str, list[Blame]]:
-    """What the peer blames first, for each of `keeps`; an empty list where it flags nothing."""
+def ask_peer(cases: Sequence[Case], python: str, folder: Path, keeps: Sequence[str], jobs: int = 1) -> dict[str, Answers]:
+    """What the peer blames first in every case, for each of `keeps` (an empty list where it flags nothing), or why it has no answer."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [python, "-m", "bench.bugs.peer", case.name, str(folder), *keeps]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MSPROBE_LOG_LEVEL": "4", "PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
-    if done.returncode:
-        raise RuntimeError(f"the peer failed on {case.name}: {done.stderr.strip()[-1500:]}")
-    answers = json.loads((folder / "answer.json").read_text())
-    return {keep: [Blame(**blame) for blame in found] for keep, found in answers.items()}
+    shares = [share for at in range(jobs) if (share := [case.name for case in cases[at::jobs]])]
+    commands = [[python, "-m", "bench.bugs.peer", str(folder), ",".join(keeps), *share] for share in shares]
+    workers = [subprocess.Popen(one, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for one in commands]
+    try:
+        problems = [worker.communicate()[1].strip()[-1500:] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    if failed := [problem for worker, problem in zip(workers, problems, strict=True) if worker.returncode]:
+        raise RuntimeError(f"the peer failed: {failed[0]}")
+    return {case.name: _read_answers(_folder_of(folder, case), keeps) for case in cases}
+
+
+def _folder_of(folder: Path, case: Case) -> Path:
+    """The peer refuses paths with an @ in them."""
+    return folder / case.name.replace("@", ".on.")
+
+
+def _read_answers(folder: Path, keeps: Sequence[str]) -> Answers:
+    found = json.loads((folder / _ANSWER).read_text())
+    return {keep: [Blame(**one) for one in found[keep]] if keep in found else str(found["problem"]) for keep in keeps}
 
 
 # ---- in the peer's environment ---------------------------------------------------------------------------------------------------------
 
 
-def _main(name: str, folder: Path, keeps: Sequence[str]) -> None:
-    [case] = all_cases(name)
-    answers = {}
+def _main(folder: Path, keeps: Sequence[str], names: Sequence[str]) -> None:
+    cases = {case.name: case for case in all_cases()}
+    open_cases = [cases[name] for name in names if not _is_answered(_folder_of(folder, cases[name]), keeps)]
+    csv.field_size_limit(1 << 30)
+    for at, case in enumerate(open_cases):
+        import msprobe.pytorch.compare.pt_compare  # noqa: F401
+
+        into = _folder_of(folder, case)
+        into.mkdir(parents=True, exist_ok=True)
+        problem = _fork_and_wait(lambda case=case, into=into: _answer(case, into, keeps), _SECONDS)
+        if problem:
+            (into / _ANSWER).write_text(json.dumps(_answers_so_far(into) | {"problem": problem}))
+        for keep in keeps:
+            shutil.rmtree(into / keep, ignore_errors=True)
+        print(f"{at + 1}/{len(open_cases)} {case.name}", flush=True)
+
+
+def _is_answered(folder: Path, keeps: Sequence[str]) -> bool:
+    return set(keeps) <= _answers_so_far(folder).keys()
+
+
+def _answers_so_far(folder: Path) -> dict[str, Any]:
+    file = folder / _ANSWER
+    found = json.loads(file.read_text()) if file.is_file() else {}
+    return {keep: blames for keep, blames in found.items() if keep != "problem"}
+
+
+def _answer(case: Case, folder: Path, keeps: Sequence[str]) -> None:
     for keep in keeps:
-        for side in SIDES:
-            _record_in_processes(case, side, folder / keep / side, keep)
-        answers[keep] = [blame for blame in _blames(folder / keep)][:1]
-    (folder / "answer.json").write_text(json.dumps(answers))
+        answers = _answers_so_far(folder)
+        if keep not in answers:
+            for side in SIDES:
+                _record_in_processes(case, side, folder / keep / side, keep)
+            (folder / _ANSWER).write_text(json.dumps(answers | {keep: list(_blames(folder / keep))[:1]}))
+
+
+def _fork_and_wait(work: Callable[[], None], seconds: float) -> str:
+    """Do the work in a process of its own and group of its own; gives why it failed, empty where it did not."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        _work_and_exit(work, write)
+    os.close(write)
+    is_over = bool(select.select([read], [], [], seconds)[0])
+    if not is_over:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+    problem = os.read(read, _LONGEST).decode(errors="replace") if is_over else f"not finished after {seconds:g} s"
+    os.close(read)
+    status = os.waitpid(child, 0)[1]
+    return problem or (f"ended with status {status}" if status else "")
+
+
+def _work_and_exit(work: Callable[[], None], write: int) -> None:
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException as error:
+        os.write(write, f"{type(error).__name__}: {error}"[: _LONGEST // 4].encode())
+    finally:
+        os._exit(status)
 
 
 def _record_in_processes(case: Case, side: Side, into: Path, keep: str) -> None:
-    """One forked process for each rank: the tool is imported already, so this costs nothing."""
-    import msprobe.pytorch  # noqa: F401
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    read, write = os.pipe()
     children = []
     for rank in range(case.ranks):
         child = os.fork()
         if child == 0:
-            _record_and_exit(case, side, into, keep, rank, port)
+            _work_and_exit(lambda rank=rank: _record_as_rank(case, side, into, keep, rank, port), write)
         children.append(child)
-    if any([os.waitpid(child, 0)[1] for child in children]):
-        raise RuntimeError(f"recording the {side} failed")
+    os.close(write)
+    failed = any([os.waitpid(child, 0)[1] for child in children])
+    problem = os.read(read, _LONGEST).decode(errors="replace")
+    os.close(read)
+    if failed:
+        raise RuntimeError(f"recording the {side} failed: {problem or 'its process was killed'}")
 
 
-def _record_and_exit(case: Case, side: Side, into: Path, keep: str, rank: int, port: int) -> None:
-    status = 1
-    try:
-        if case.ranks > 1:
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(case.ranks), RANK=str(rank))
-            torch.distributed.init_process_group("gloo")
-        _record(case, side, into, keep, rank)
-        status = 0
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    finally:
-        os._exit(status)
+def _record_as_rank(case: Case, side: Side, into: Path, keep: str, rank: int, port: int) -> None:
+    if case.ranks > 1:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(case.ranks), RANK=str(rank))
+        torch.distributed.init_process_group("gloo")
+    _record(case, side, into, keep, rank)
 
 
 def _record(case: Case, side: Side, into: Path, keep: str, rank: int) -> None:
@@ -151,4 +225,4 @@ def _blame(row: str, step: int, rank: int | None, parents: dict[str, Any]) -> di
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    _main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:])

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from bench.zoo.limits import check_table, limits_of, limits_table, worst_table
+from bench.zoo.limits import check_table, limits_of, limits_table, record_table, worst_table
 from bench.zoo.operations import OPERATIONS
 from bench.zoo.rows import DTYPES, Row, Task, rows_of, tasks
 from bench.zoo.sensitivity import sensitivity_table
@@ -74,6 +74,7 @@ def _print(found: list[Row], device: str, elapsed_s: float) -> None:
     print(limits_table(ran, limits))
     print(check_table(ran, limits))
     print(worst_table(ran))
+    print(record_table(ran))
     for reason in sorted({f"{row.op}, {row.implementation}, {row.dtype}, {row.phase}: {row.raised}" for row in found if row.raised}):
         print("could not run:", reason)
 

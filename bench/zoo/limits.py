@@ -9,14 +9,16 @@ from dataclasses import dataclass
 
 from bench.zoo.rows import Row
 
+from ulpscope.judge import threshold
+
 STATISTICS = ("max_ratio", "rms_ratio", "bias")
 FEW = 64
 """Over fewer elements the rms is no other statistic than the largest, and a projection is chance."""
 
+_KINDS = {"max_ratio": "max", "rms_ratio": "rms", "bias": "bias"}
 OF_RECORD = {
-    "float32": {"max_ratio": 128.0, "rms_ratio": 32.0, "bias": 4.0},
-    "bfloat16": {"max_ratio": 32.0, "rms_ratio": 4.0, "bias": 0.25},
-    "float16": {"max_ratio": 32.0, "rms_ratio": 4.0, "bias": 0.25},
+    dtype: {statistic: threshold(f"replay_{kind}{low}") for statistic, kind in _KINDS.items()}
+    for dtype, low in (("float32", ""), ("bfloat16", "_low"), ("float16", "_low"))
 }
 """The limits that the runs in docs/zoo.md led to; what faults are scored by."""
 
@@ -90,6 +92,21 @@ def _check_line(held: list[Row], limit: Limit, kind: str) -> str:
         f"| {limit.dtype} | {kind} | {limit.statistic} | {len(held)} | {_share(values, 0.5):.2g} | "
         f"{values[-1]:.3g} | {limit.value:g} | {above} | {describe(worst)} |"
     )
+
+
+def above_record(rows: Iterable[Row], half: str) -> list[tuple[Row, str]]:
+    """Kernels of a half that the limits of record would blame, each with the statistic that does; a leeway widens them all."""
+    kernels = [row for row in rows if row.kind == "kernel" and row.half == half]
+    return [(row, one) for row in kernels for one in STATISTICS if value_of(row, one) > OF_RECORD[row.dtype][one] * row.leeway]
+
+
+def record_table(rows: list[Row]) -> str:
+    lines = []
+    for half in ("calibration", "held"):
+        above = above_record(rows, half)
+        lines.append(f"{half} half, kernels above the limits of record: {len({row for row, _ in above})}")
+        lines += [f"  {one} {value_of(row, one):.3g}, leeway {row.leeway:g}, {row.dtype}: {describe(row)}" for row, one in above[:24]]
+    return "\n".join(lines) + "\n"
 
 
 def worst_table(rows: list[Row], count: int = 12) -> str:

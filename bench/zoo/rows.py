@@ -22,11 +22,13 @@ from bench.zoo.operations import OPERATIONS, Implementation, Operation
 from bench.zoo.programs import Backward, Forward, backward, forward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ulpscope.model import OperandFormat, SlotReplay
+from ulpscope.model import OperandFormat, Slot, SlotReplay
 from ulpscope.replay.yardstick import Yardstick
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PRODUCTS = frozenset({"linear", "bmm", "conv2d", "conv1d", "sdpa", "sdpa causal", "lstm_cell"})
+CALLS = {"sdpa": "scaled_dot_product_attention", "sdpa causal": "scaled_dot_product_attention", "adamw step": "optimizer.AdamW"}
+"""What a run records an operation as, where that is not its name here; what has a leeway is known by it."""
 UNSUPPORTED_LOW = frozenset({"inverse"})
 
 
@@ -51,6 +53,7 @@ class Row:
     native_ratio: float | None = None
     num_nonfinite: int = 0
     num_flipped: int = 0
+    leeway: float = 1.0
     raised: str = ""
 
 
@@ -116,12 +119,13 @@ def _operation_rows(half: str, operation: Operation, dtype: str, device: str) ->
 def cases(half: str, operation: Operation, dtype: str, distribution: str, sampler: Sampler, size: Any, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed)
     values = operation.shapes(size, Source(sampler, DTYPES[dtype], generator))
-    program = forward(operation.name, operation.function, values)
+    name = CALLS.get(operation.name, operation.name)
+    program = forward(name, operation.function, values)
     yield Case(half, operation, dtype, distribution, size, "forward", program)
     if operation.has_backward:
         result = next(iter(program(program.inputs).values()))
         gradient = torch.randn(result.shape, generator=generator).to(DTYPES[dtype])
-        again = backward(operation.name, operation.function, values, gradient, operation.num_differentiable)
+        again = backward(name, operation.function, values, gradient, operation.num_differentiable)
         yield Case(half, operation, dtype, distribution, size, "backward", again)
 
 
@@ -129,10 +133,7 @@ def _case_rows(case: Case, device: str) -> Iterator[Row]:
     yardsticks: dict[object, Yardstick] = {}
     for way in ways(case, device):
         try:
-            program = _program(case, way)
-            yardstick = yardsticks.setdefault((way.operands, way.autocast), Yardstick(program, operands=way.operands))
-            for one in yardstick.measure(recorded(program, way)):
-                yield _row(case, way, one)
+            yield from rows_by(case, way, yardsticks)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:160]
             yield Row(*_labels(case, way, case.dtype), slot="", raised=reason)
@@ -140,12 +141,29 @@ def _case_rows(case: Case, device: str) -> Iterator[Row]:
                 traceback.print_exc()
 
 
-def _program(case: Case, way: Way) -> Forward | Backward:
+def rows_by(case: Case, way: Way, yardsticks: dict[object, Yardstick] | None = None) -> Iterator[Row]:
+    """What one way gives; yardsticks that other ways may share are kept in `yardsticks`."""
+    known = {} if yardsticks is None else yardsticks
+    yardstick = known.setdefault((way.operands, way.autocast), Yardstick(_program(case, way), operands=way.operands))
+    for one in yardstick.measure(recorded(_given(case, way), way)):
+        yield _row(case, way, one)
+
+
+def _given(case: Case, way: Way) -> Forward | Backward:
     """Under autocast the gradient that enters has the narrow dtype of the result."""
-    if way.autocast is None or case.phase == "forward":
-        return case.program
-    narrow = {slot: one.to(DTYPES[way.autocast]) if slot.role == "gradient" else one for slot, one in case.program.inputs.items()}
-    return replace(case.program, inputs=narrow)
+    return _narrowed(case.program, way.autocast, lambda slot: slot.role == "gradient")
+
+
+def _program(case: Case, way: Way) -> Forward | Backward:
+    """What replay makes of the record: under autocast a kernel is given rounded arguments, and those are what it is judged by."""
+    return _narrowed(case.program, way.autocast, lambda slot: True)
+
+
+def _narrowed(program: Forward | Backward, autocast: str | None, which: Callable[[Slot], bool]) -> Forward | Backward:
+    if autocast is None:
+        return program
+    narrow = {slot: one.to(DTYPES[autocast]) if which(slot) and one.is_floating_point() else one for slot, one in program.inputs.items()}
+    return replace(program, inputs=narrow)
 
 
 def recorded(program: Forward | Backward, way: Way) -> dict[Any, torch.Tensor]:
@@ -172,6 +190,7 @@ def _row(case: Case, way: Way, one: SlotReplay) -> Row:
         native_ratio=one.native_ratio,
         num_nonfinite=one.num_nonfinite,
         num_flipped=one.num_flipped,
+        leeway=one.leeway,
     )
 
 
@@ -200,14 +219,14 @@ def _is_due(one: Implementation, case: Case, device: str) -> bool:
 def _native_ways(case: Case, device: str) -> Iterator[Way]:
     function = case.operation.function
     yield Way("native", function, device=device)
+    is_float32, is_product = case.dtype == "float32", case.operation.name in PRODUCTS
+    for dtype in ("bfloat16", "float16") if is_product and is_float32 else ():
+        settings = partial(torch.autocast, device.partition(":")[0], DTYPES[dtype])
+        yield Way(f"native, autocast {dtype}", function, device=device, settings=settings, autocast=dtype)
     if device == "cpu":
         return
-    is_float32, is_product = case.dtype == "float32", case.operation.name in PRODUCTS
     if is_product and is_float32:
         yield Way("native, TF32", function, device=device, settings=_tf32, operands="tf32")
-        for dtype in ("bfloat16", "float16"):
-            settings = partial(torch.autocast, "cuda", DTYPES[dtype])
-            yield Way(f"native, autocast {dtype}", function, device=device, settings=settings, autocast=dtype)
     if is_product and not is_float32:
         yield Way("native, no reduced reduction", function, device=device, settings=_full_reduction)
     if "conv" in case.operation.name or "norm" in case.operation.name:

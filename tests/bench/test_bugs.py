@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from bench.bugs.baselines import BASELINES  # noqa: E402
 from bench.bugs.case import Case, Expected, Program, all_cases, build  # noqa: E402
 from bench.bugs.machines import Fault, Machine, honest_kernels  # noqa: E402
 from bench.bugs.networks import ConvNet, Decoder, Gpt, Recurrent, Vit  # noqa: E402
-from bench.bugs.peer import _blame  # noqa: E402
+from bench.bugs.peer import _blame, _folder_of, _fork_and_wait, _read_answers, ask_peer  # noqa: E402
 from bench.bugs.recording import run_program  # noqa: E402
 from bench.bugs.scoring import Blame, score  # noqa: E402
 from bench.bugs.tables import case_list, missed_by_both, print_tables, reaches_bar  # noqa: E402
@@ -179,11 +181,46 @@ def test_the_rows_of_the_peer_are_understood(row: str, expected: tuple[Any, ...]
     assert (blame.call, blame.module, blame.phase) == expected
 
 
+def test_a_peer_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Everything is answered already, so the peer need not even be there."""
+    cases = all_cases("gelu_by_tanh@*")
+    for one in cases:
+        _folder_of(tmp_path, one).mkdir()
+        (_folder_of(tmp_path, one) / "answer.json").write_text(json.dumps({"statistics": [{"call": "gelu", "phase": "forward"}]}))
+    found = ask_peer(cases, sys.executable, tmp_path, ["statistics"], jobs=2)
+    assert found == {one.name: {"statistics": [Blame(call="gelu", phase="forward")]} for one in cases}
+
+
+def test_folders_have_names_that_the_peer_takes(tmp_path: Path) -> None:
+    folders = [_folder_of(tmp_path, one) for one in all_cases()]
+    assert not [folder for folder in folders if not re.fullmatch(r"[\w.-]+", folder.name)]
+    assert len(set(folders)) == len(folders)
+
+
+def test_a_peer_without_an_answer_says_why(tmp_path: Path) -> None:
+    answer = {"statistics": [], "problem": "not finished after 300 s"}
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    assert _read_answers(tmp_path, ["statistics", "tensors"]) == {"statistics": [], "tensors": "not finished after 300 s"}
+
+
+def _fail() -> None:
+    raise ValueError("nothing to compare")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("work", "problem"),
+    [(lambda: None, ""), (_fail, "ValueError: nothing to compare"), (lambda: time.sleep(60), "not finished after 0.2 s")],
+)
+def test_a_case_that_hangs_or_fails_does_not_stop_the_peer(work: Any, problem: str) -> None:
+    assert _fork_and_wait(work, 0.2 if "0.2" in problem else 60) == problem
+
+
 # ---- end to end ------------------------------------------------------------------------------------------------------------------------
 
 
 def answered(name: str, keeps: tuple[str, ...] = ("tensors",)) -> dict[str, Answer]:
-    answers = answer_case(name, keeps, peer=None, runs=None)
+    answers = answer_case(name, keeps, runs=None)
     assert not [answer.problem for answer in answers if answer.problem]
     return {answer.tool: answer for answer in answers}
 

@@ -34,6 +34,29 @@ def test_a_whole_family_is_one_note(keep: str, bits: int, text: str) -> None:
     assert comparison.faults == ()
 
 
+def other_rounding(where: Where, value: np.ndarray) -> np.ndarray:
+    """Every call that is no product, off by a unit here and there: no input of a product agrees bitwise."""
+    if where.op == "functional.linear" or where.phase not in ("forward", "backward") or not np.issubdtype(value.dtype, np.floating):
+        return value
+    return value * (1 + np.float32(2.0**-23) * (np.arange(value.size).reshape(value.shape) % 2))
+
+
+@pytest.mark.parametrize("keep", ["tensors", "statistics"])
+def test_a_machine_of_coarse_operands_is_one_note_where_all_else_rounds_otherwise_too(keep: str) -> None:
+    machine = narrowed(8)
+    comparison = compare_runs(train(keep=keep, change=lambda where, value: other_rounding(where, machine(where, value))), train(keep=keep))
+    assert comparison.faults == ()
+    assert ["about 8 significant bits" in note.headline for note in comparison.findings if note.kind == "precision"] == [True]
+
+
+def test_rounding_in_all_other_products_is_not_taken_for_a_format() -> None:
+    """Statistics of every product move a little; those of one move by what a narrow format explains."""
+    wrong = narrowed(9, only="layers.1")
+    ours = train(keep="statistics", change=lambda where, value: other_rounding(where, wrong(where, value)))
+    comparison = compare_runs(ours, train(keep="statistics"))
+    assert [one.call for one in comparison.faults] == ["functional.linear.1"]
+
+
 def test_one_product_among_exact_ones_is_a_fault() -> None:
     comparison = compare_runs(train(change=narrowed(11, only="layers.1")), train())
     assert [(one.kind, one.call) for one in comparison.findings if one.kind != "coverage"] == [("contributed", "functional.linear.1")]

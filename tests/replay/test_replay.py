@@ -16,8 +16,9 @@ import ulpscope
 from tests.capture.recording import Recording, recording, slots_of
 from tests.harmless import programs as harmless
 from tests.replay.cases import CASES, leaf
+from ulpscope.judge import multiple_of
 from ulpscope.model import Arguments, CallRecord, Run, Slot
-from ulpscope.replay import NotReplayable, Program, Reader, backward_program, forward_program, is_random, recorded_results
+from ulpscope.replay import NotReplayable, Program, Reader, Yardstick, backward_program, forward_program, is_random, recorded_results
 
 FOUND = "its result is memory as it was found"
 REFUSED = {
@@ -284,7 +285,7 @@ def test_autocast_of_another_device() -> None:
     program = forward_program(there, read)
     assert bits(program(program.inputs)[Slot.parse("output.0")]) == bits(recorded_results(first, read)[Slot.parse("output.0")])
     wide = program(widened(program))[Slot.parse("output.0")]
-    assert torch.equal(wide, F.linear(x.detach().double(), weight.detach().double()))
+    assert torch.equal(wide, F.linear(x.detach().bfloat16().double(), weight.detach().bfloat16().double()))
     backward = run.calls("functional.linear", "backward")[0]
     gradients = backward_program(there, backward, read)
     for slot, value in recorded_results(backward, read).items():
@@ -298,6 +299,37 @@ def test_autocast_of_another_device() -> None:
     program = forward_program(low, read)
     assert {tensor.dtype for tensor in program.inputs.values()} == {torch.bfloat16}
     assert bits(program(program.inputs)[Slot.parse("output.0")]) == bits(recorded_results(second, read)[Slot.parse("output.0")])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_autocast_rounds_away_is_no_error_of_the_call(dtype: torch.dtype) -> None:
+    """Attention on inputs far from zero: rounded to 16 bits they are other inputs, and every kernel is given those."""
+    with recording() as run:
+        q, k, v = (leaf(1, 2, 12, 8).detach().mul(3).add(100).requires_grad_() for _ in range(3))
+        with torch.autocast("cpu", dtype):
+            made = F.scaled_dot_product_attention(q, k, v)
+        made.float().square().sum().backward()
+    forward, backward = (run.calls("functional.scaled_dot_product_attention", phase)[0] for phase in ("forward", "backward"))
+    assert forward.slots[-1].dtype == str(dtype).removeprefix("torch.")
+    read = reader(run.run, 0)
+    for program, record in ((forward_program(forward, read), forward), (backward_program(forward, backward, read), backward)):
+        assert all(torch.equal(one, one.to(dtype).to(one.dtype)) for one in program.inputs.values())
+        assert not torch.equal(program.inputs[Slot.parse("input.0")], q.detach())
+        recorded = recorded_results(record, read)
+        for slot, native in program(program.inputs).items():
+            assert bits(native) == bits(recorded[slot])
+        assert all(multiple_of(one) <= 1 for one in Yardstick(program).measure(recorded))
+    off = {slot: value * 1.2 for slot, value in recorded_results(forward, read).items()}
+    assert all(multiple_of(one) > 1 for one in Yardstick(forward_program(forward, read)).measure(off))
+
+
+def test_autocast_leaves_alone_what_it_does_not_cast() -> None:
+    with recording() as run:
+        x = leaf(4, 6)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.exp(x)
+    program = forward_program(run.calls("torch.exp")[0], reader(run.run, 0))
+    assert torch.equal(next(iter(program.inputs.values())), x.detach())
 
 
 def test_operations_below_the_functions() -> None:

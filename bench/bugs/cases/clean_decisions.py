@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench.bugs.case import Case, Program, Side
-from bench.bugs.machines import Machine, accelerator, other_order, rounded_operands, split_k
+from bench.bugs.case import Case, Program, Side, classifying, minimised
+from bench.bugs.machines import accelerator, machine_of, other_order, rounded_operands, split_k
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,12 +55,9 @@ def _classified(model: nn.Module, side: Side, machine: Any, steps: int = 2) -> P
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     inputs, labels = torch.randn(steps, 32, 12), torch.randint(0, 5, (steps, 32))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs[index]), labels[index]).backward()
-        optimizer.step()
-
-    return Program(step=step, model=model, steps=steps, machine=machine if side == "subject" and machine else contextlib.nullcontext)
+    return classifying(
+        model, optimizer, inputs, labels, steps=steps, machine=machine if side == "subject" and machine else contextlib.nullcontext
+    )
 
 
 class Routed(nn.Module):
@@ -87,12 +84,7 @@ def _routed(chosen: int, kernels: Any) -> Any:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         inputs, labels = torch.randn(2, 64, WIDTH), torch.randint(0, 5, (2, 64))
 
-        def step(index: int) -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs[index]), labels[index]).backward()
-            optimizer.step()
-
-        return Program(step=step, model=model, machine=Machine(kernels) if side == "subject" else contextlib.nullcontext)
+        return classifying(model, optimizer, inputs, labels, machine=machine_of(side, kernels))
 
     return program
 
@@ -105,13 +97,11 @@ def _pooled(side: Side) -> Program:
     flat = torch.randn(2, 8, 3, 1, 1).expand(-1, -1, -1, 8, 8)
     images, labels = flat + 1e-8 * torch.randn(2, 8, 3, 8, 8), torch.randint(0, 5, (2, 8))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         pooled = F.max_pool2d(conv(images[index]), 2)
-        F.cross_entropy(head(pooled.amax((2, 3))), labels[index]).backward()
-        optimizer.step()
+        return F.cross_entropy(head(pooled.amax((2, 3))), labels[index])
 
-    return Program(step=step, model=model, machine=Machine(accelerator("tf32")) if side == "subject" else contextlib.nullcontext)
+    return minimised(model, optimizer, loss, machine=machine_of(side, accelerator("tf32")))
 
 
 class Sampler(nn.Module):
@@ -141,7 +131,7 @@ def _sampled(is_tied: bool, kernels: Any) -> Any:
                     logits, state = model(token, state)
                     token = logits.argmax(-1)
 
-        return Program(step=step, model=model, machine=Machine(kernels) if side == "subject" else contextlib.nullcontext)
+        return Program(step=step, model=model, machine=machine_of(side, kernels))
 
     return program
 
@@ -157,13 +147,11 @@ def _quantised(side: Side) -> Program:
         step = x.abs().amax() / 127
         return x + ((x / step).round() * step - x).detach()
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         hidden = torch.relu(rounded(fc1(inputs[index])))
-        F.cross_entropy(fc2(rounded(hidden)), labels[index]).backward()
-        optimizer.step()
+        return F.cross_entropy(fc2(rounded(hidden)), labels[index])
 
-    return Program(step=step, model=model, machine=Machine(rounded_operands("float16")) if side == "subject" else contextlib.nullcontext)
+    return minimised(model, optimizer, loss, machine=machine_of(side, rounded_operands("float16")))
 
 
 def _sorted(side: Side) -> Program:
@@ -173,14 +161,12 @@ def _sorted(side: Side) -> Program:
     inputs, labels = torch.randn(2, 16, 12).repeat_interleave(2, dim=1), torch.randint(0, 5, (2, 16)).repeat_interleave(2, dim=1)
     inputs = inputs * (1 + 2e-8 * torch.randn_like(inputs))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         losses = F.cross_entropy(model(inputs[index]), labels[index], reduction="none")
         hardest = losses.detach().argsort(descending=True)[:15]
-        losses[hardest].mean().backward()
-        optimizer.step()
+        return losses[hardest].mean()
 
-    return Program(step=step, model=model, machine=Machine(other_order()) if side == "subject" else contextlib.nullcontext)
+    return minimised(model, optimizer, loss, machine=machine_of(side, other_order()))
 
 
 def _masked(side: Side) -> Program:
@@ -190,14 +176,12 @@ def _masked(side: Side) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = torch.randn(2, 32, 12), torch.randint(0, 5, (2, 32))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         hidden = fc1(inputs[index])
         kept = hidden > hidden.detach().median()
-        F.cross_entropy(fc2(torch.where(kept, hidden, torch.zeros_like(hidden))), labels[index]).backward()
-        optimizer.step()
+        return F.cross_entropy(fc2(torch.where(kept, hidden, torch.zeros_like(hidden))), labels[index])
 
-    return Program(step=step, model=model, machine=Machine(rounded_operands("bfloat16")) if side == "subject" else contextlib.nullcontext)
+    return minimised(model, optimizer, loss, machine=machine_of(side, rounded_operands("bfloat16")))
 
 
 def _case(name: str, what: str, program: Any, machine: str = "") -> Case:

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from bench.bugs.case import Case, Program, Side
+from bench.bugs.case import Case, Program, Side, minimised
 from bench.bugs.cases.distributed_replicas import Tower, average_gradients, own_share
-from bench.bugs.machines import Machine, rounded_operands, split_k
+from bench.bugs.machines import machine_of, rounded_operands, split_k
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, CLASSES, BATCH = 24, 6, 8
@@ -28,12 +27,7 @@ def _buckets(side: Side) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     inputs, labels = _data(3)
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(parallel(own_share(inputs[index])), own_share(labels[index])).backward()
-        optimizer.step()
-
-    return Program(step=step, model=model, steps=3)
+    return minimised(model, optimizer, lambda index: F.cross_entropy(parallel(own_share(inputs[index])), own_share(labels[index])), steps=3)
 
 
 def _by_hand(side: Side) -> Program:
@@ -50,7 +44,7 @@ def _by_hand(side: Side) -> Program:
             average_gradients(list(model.parameters()))
         optimizer.step()
 
-    return Program(step=step, model=model, machine=Machine(rounded_operands("float16")) if side == "subject" else contextlib.nullcontext)
+    return Program(step=step, model=model, machine=machine_of(side, rounded_operands("float16")))
 
 
 def _flat(side: Side) -> Program:
@@ -72,7 +66,7 @@ def _flat(side: Side) -> Program:
             average_gradients(parameters)
         optimizer.step()
 
-    return Program(step=step, model=model, machine=Machine(split_k(3)) if side == "subject" else contextlib.nullcontext)
+    return Program(step=step, model=model, machine=machine_of(side, split_k(3)))
 
 
 def _same(side: Side) -> Program:
@@ -86,7 +80,7 @@ def _same(side: Side) -> Program:
         average_gradients(list(model.parameters()))
         optimizer.step()
 
-    return Program(step=step, model=model, machine=Machine(rounded_operands("tf32")) if side == "subject" else contextlib.nullcontext)
+    return Program(step=step, model=model, machine=machine_of(side, rounded_operands("tf32")))
 
 
 CASES = [

@@ -9,9 +9,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench.bugs.case import Case, Program, Side
+from bench.bugs.case import Case, Program, Side, minimised
 from bench.bugs.cases.clean_machines import narrow_backend
-from bench.bugs.machines import Kernels, Machine, accelerator, other_functions, other_order, own_norms, rounded_operands, split_k
+from bench.bugs.machines import (
+    Kernels,
+    accelerator,
+    machine_of,
+    other_functions,
+    other_order,
+    own_norms,
+    rounded_operands,
+    split_k,
+)
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,7 +58,12 @@ def other_gauge() -> Kernels:
         signs = _signs(q.shape[-1])
         return q * signs, r * signs[:, None]
 
-    return {aten._linalg_eigh.default: eigh, aten.linalg_qr.default: qr}
+    def svd(x: Tensor, full: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        u, values, v = aten._linalg_svd.default(x, full, compute_uv, driver=driver)
+        signs = _signs(values.shape[-1])
+        return u * signs, values, v * signs[:, None]
+
+    return {aten._linalg_eigh.default: eigh, aten.linalg_qr.default: qr, aten._linalg_svd.default: svd}
 
 
 def _signs(many: int) -> Tensor:
@@ -66,6 +80,23 @@ def other_order_of_equals() -> Kernels:
         return x.gather(dim, order), order
 
     return {aten.sort.default: sort}
+
+
+def other_pick_of_equals() -> Kernels:
+    """A backend that finds the last of several equal elements where this CPU finds the first."""
+
+    def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+        values, places = aten.topk.default(x.flip(dim), k, dim, largest, sorted)
+        return values, x.shape[dim] - 1 - places
+
+    def maximum(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        values, places = aten.max.dim(x.flip(dim), dim, keepdim)
+        return values, x.shape[dim] - 1 - places
+
+    def argmax(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+        return x.shape[dim] - 1 - aten.argmax.default(x.flip(dim), dim, keepdim)
+
+    return {aten.topk.default: topk, aten.max.dim: maximum, aten.argmax.default: argmax}
 
 
 class OtherNoise(TorchDispatchMode):
@@ -87,21 +118,12 @@ class OtherNoise(TorchDispatchMode):
         return result
 
 
-def _machine(side: Side, kernels: Kernels) -> Callable[..., Any]:
-    return Machine(kernels) if side == "subject" else contextlib.nullcontext
-
-
 def _stepped(
     model: nn.Module, loss: Callable[[int], Tensor], *, steps: int = 2, machine: Any = contextlib.nullcontext, lr: float = 0.05
 ) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
-        loss(index).backward()
-        optimizer.step()
-
-    return Program(step=step, model=model, machine=machine)
+    return minimised(model, optimizer, loss, machine=machine)
 
 
 class Products(nn.Module):
@@ -130,7 +152,7 @@ def _products(kernels: Kernels) -> Callable[[Side], Program]:
         model = Products()
         inputs, labels = torch.randn(2, 4, 6, WIDTH), torch.randint(0, 5, (2, 4, 6))
         return _stepped(
-            model, lambda i: F.cross_entropy(model(inputs[i]).flatten(0, 1), labels[i].flatten()), machine=_machine(side, kernels)
+            model, lambda i: F.cross_entropy(model(inputs[i]).flatten(0, 1), labels[i].flatten()), machine=machine_of(side, kernels)
         )
 
     return program
@@ -149,7 +171,7 @@ def _scattered(side: Side) -> Program:
         received = received + torch.zeros_like(x).scatter_add(0, edges[index, 1][:, None].expand(-1, WIDTH), sent)
         return F.cross_entropy(head(received), labels[index])
 
-    return _stepped(model, loss, machine=_machine(side, other_scatter()))
+    return _stepped(model, loss, machine=machine_of(side, other_scatter()))
 
 
 def _eigenvectors(side: Side) -> Program:
@@ -163,7 +185,7 @@ def _eigenvectors(side: Side) -> Program:
         values, vectors = torch.linalg.eigh(x.T @ x / 32)
         return F.cross_entropy(head(x @ (vectors * values.rsqrt()) @ vectors.T), labels[index])
 
-    return _stepped(model, loss, machine=_machine(side, other_gauge()))
+    return _stepped(model, loss, machine=machine_of(side, other_gauge()))
 
 
 def _orthogonal(side: Side) -> Program:
@@ -176,7 +198,7 @@ def _orthogonal(side: Side) -> Program:
         q, _ = torch.linalg.qr(fc.weight.T)
         return F.cross_entropy(head(inputs[index] @ q @ q.T), labels[index])
 
-    return _stepped(model, loss, machine=_machine(side, other_gauge()))
+    return _stepped(model, loss, machine=machine_of(side, other_gauge()))
 
 
 def _grouped(side: Side) -> Program:
@@ -191,7 +213,60 @@ def _grouped(side: Side) -> Program:
         y = torch.cat([part(piece) for part, piece in zip(parts, x.split(owners.bincount(minlength=3).tolist()), strict=True)])
         return F.cross_entropy(head(torch.zeros_like(y).index_copy(0, order, y)), labels[index])
 
-    return _stepped(model, loss, machine=_machine(side, other_order_of_equals()))
+    return _stepped(model, loss, machine=machine_of(side, other_order_of_equals()))
+
+
+def _low_rank(side: Side) -> Program:
+    """The best approximation of low rank; the signs of singular vectors cancel in it."""
+    fc, head = nn.Linear(WIDTH, 12), nn.Linear(12, 5)
+    inputs, labels = torch.randn(2, 40, WIDTH), torch.randint(0, 5, (2, 40))
+
+    def loss(index: int) -> Tensor:
+        u, values, v = torch.linalg.svd(fc(inputs[index]), full_matrices=False)
+        return F.cross_entropy(head((u[:, :6] * values[:6]) @ v[:6]), labels[index])
+
+    return _stepped(nn.ModuleList([fc, head]), loss, machine=machine_of(side, {**other_gauge(), **split_k(4)}))
+
+
+def _full_experts(side: Side) -> Program:
+    """Each expert takes the first twelve of its tokens; which those are among equal keys is nobody's business."""
+    model = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)] + [nn.Linear(WIDTH, 5)])
+    inputs, experts, labels = torch.randn(2, 48, WIDTH), torch.randint(0, 3, (2, 48)), torch.randint(0, 5, (2, 48))
+
+    def loss(index: int) -> Tensor:
+        *parts, head = model
+        owners, order = torch.sort(experts[index])
+        taken = [one[:12] for one in order.split(owners.bincount(minlength=3).tolist())]
+        made = [torch.zeros(48, WIDTH).index_copy(0, one, part(inputs[index][one])) for part, one in zip(parts, taken, strict=True)]
+        return F.cross_entropy(head(made[0] + made[1] + made[2]), labels[index])
+
+    return _stepped(model, loss, machine=machine_of(side, other_order_of_equals()))
+
+
+def _sparse(side: Side) -> Program:
+    """The twenty largest activations of thirty-two, of which half are zero; and the largest over a set of points."""
+    fc, head = nn.Linear(WIDTH, 32), nn.Linear(32, 5)
+    inputs, labels = torch.randn(2, 40, 3, WIDTH), torch.randint(0, 5, (2, 40))
+
+    def loss(index: int) -> Tensor:
+        x = torch.relu(fc(inputs[index])).max(1).values - 0.3
+        values, places = torch.relu(x).topk(20, dim=-1)
+        return F.cross_entropy(head(torch.zeros_like(x).scatter(1, places, values)), labels[index])
+
+    return _stepped(nn.ModuleList([fc, head]), loss, machine=machine_of(side, {**other_pick_of_equals(), **split_k(2)}))
+
+
+def _most_likely(side: Side) -> Program:
+    """The most likely of two thousand classes by scores in bfloat16, among which many are equal."""
+    scores, table, head = nn.Linear(WIDTH, 2000), nn.Embedding(2000, WIDTH), nn.Linear(WIDTH, 5)
+    model = nn.ModuleList([scores, table, head]).to(torch.bfloat16)
+    inputs, labels = torch.randn(2, 40, WIDTH).to(torch.bfloat16), torch.randint(0, 5, (2, 40))
+
+    def loss(index: int) -> Tensor:
+        x = scores(inputs[index])
+        return F.cross_entropy(head(table(x.argmax(-1))).float(), labels[index]) + x.float().square().mean()
+
+    return _stepped(model, loss, machine=machine_of(side, other_pick_of_equals()))
 
 
 def _cancelled(side: Side) -> Program:
@@ -205,7 +280,7 @@ def _cancelled(side: Side) -> Program:
         near = fc(inputs[index] * 1.0001) + 300.0
         return F.cross_entropy(head((near - far) * 1e4), labels[index])
 
-    return _stepped(model, loss, machine=_machine(side, rounded_operands("float16")), lr=1e-3)
+    return _stepped(model, loss, machine=machine_of(side, rounded_operands("float16")), lr=1e-3)
 
 
 def _saturated(side: Side) -> Program:
@@ -219,7 +294,7 @@ def _saturated(side: Side) -> Program:
         y = (q @ k.mT).softmax(-1) @ v
         return F.cross_entropy(head(torch.tanh(y) + torch.sigmoid(y * 3)).flatten(0, 1), labels[index].flatten())
 
-    return _stepped(model, loss, machine=_machine(side, {**split_k(4), **other_functions()}))
+    return _stepped(model, loss, machine=machine_of(side, {**split_k(4), **other_functions()}))
 
 
 def _normalised(side: Side) -> Program:
@@ -231,7 +306,7 @@ def _normalised(side: Side) -> Program:
     def loss(index: int) -> Tensor:
         return F.cross_entropy(head(F.normalize(fc(inputs[index]), eps=1e-30)), labels[index])
 
-    return _stepped(model, loss, machine=_machine(side, accelerator("tf32")))
+    return _stepped(model, loss, machine=machine_of(side, accelerator("tf32")))
 
 
 def _overflowed(side: Side) -> Program:
@@ -249,7 +324,7 @@ def _overflowed(side: Side) -> Program:
         scaler.step(optimizer)
         scaler.update()
 
-    return Program(step=step, model=model, steps=4, machine=_machine(side, narrow_backend()))
+    return Program(step=step, model=model, steps=4, machine=machine_of(side, narrow_backend()))
 
 
 def _zeroed(side: Side) -> Program:
@@ -278,7 +353,7 @@ def _statistics(side: Side) -> Program:
         x = x + x.cumsum(0) / 200 + x.norm(dim=0) / 200 + x.logsumexp(0) + x.var(0, unbiased=False)
         return F.cross_entropy(head(x), labels[index]) + x.square().sum() * 1e-6
 
-    return _stepped(model, loss, machine=_machine(side, {**other_order(), **own_norms()}))
+    return _stepped(model, loss, machine=machine_of(side, {**other_order(), **own_norms()}))
 
 
 def _resized(side: Side) -> Program:
@@ -293,7 +368,7 @@ def _resized(side: Side) -> Program:
         x = F.pixel_shuffle(F.interpolate(x, scale_factor=2.0, mode="nearest").repeat(1, 4, 1, 1), 2)
         return F.cross_entropy(head(x.mean((2, 3))), labels[index])
 
-    return _stepped(model, loss, machine=_machine(side, accelerator("float16")))
+    return _stepped(model, loss, machine=machine_of(side, accelerator("float16")))
 
 
 def _case(name: str, what: str, program: Callable[[Side], Program], machine: str = "") -> Case:
@@ -312,6 +387,10 @@ CASES = [
     _case("clean_eigenvectors", "eigenvectors of other signs", _eigenvectors, "other signs of eigenvectors"),
     _case("clean_orthogonal_factor", "orthogonal factors of other signs", _orthogonal, "other signs of orthogonal factors"),
     _case("clean_unstable_sort", "equal keys in another order", _grouped, "equal keys sorted the other way round"),
+    _case("clean_low_rank", "singular vectors of other signs", _low_rank, "other signs of singular vectors, split-K products"),
+    _case("clean_full_experts", "the first of equal keys, in another order", _full_experts, "equal keys sorted the other way round"),
+    _case("clean_largest_of_zeros", "other ones of equal elements picked", _sparse, "the last of equals picked, split-K products"),
+    _case("clean_most_likely_class", "other ones of equal scores in bfloat16", _most_likely, "the last of equals picked"),
     _case("clean_cancellation", "a small difference of two large numbers", _cancelled, "operands in float16"),
     _case("clean_saturation", "softmax, tanh and sigmoid at the end of their range", _saturated, "split-K products, other functions"),
     _case("clean_directions", "directions of vectors that are almost zero", _normalised, "operands in tf32, other norms and functions"),

@@ -9,9 +9,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench.bugs.case import Case, Program, Side
+from bench.bugs.case import Case, Program, Side, minimised
 from bench.bugs.cases.models_transformer import Decoder, trained
-from bench.bugs.machines import Kernel, Kernels, Machine, accelerator, other_functions, other_order, own_norms, rounded_operands, split_k
+from bench.bugs.machines import (
+    Kernel,
+    Kernels,
+    accelerator,
+    machine_of,
+    other_functions,
+    other_order,
+    own_norms,
+    rounded_operands,
+    split_k,
+)
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -64,29 +74,25 @@ def classified(
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     labels = torch.randint(0, 5, inputs.shape[:2])
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs[index % len(inputs)]), labels[index % len(inputs)]).backward()
-        optimizer.step()
-
-    return Program(step=step, model=model, steps=steps, machine=machine)  # type: ignore[arg-type]
-
-
-def _machine(side: Side, subject: Kernels | None, reference: Kernels | None = None) -> Callable[..., object]:
-    kernels = subject if side == "subject" else reference
-    return Machine(kernels) if kernels else contextlib.nullcontext
+    return minimised(
+        model,
+        optimizer,
+        lambda index: F.cross_entropy(model(inputs[index % len(inputs)]), labels[index % len(inputs)]),
+        steps=steps,
+        machine=machine,
+    )
 
 
 def decoders(name: str, what: str, machine: str, kernels: Kernels | None, *, steps: int = 2) -> Case:
     def program(side: Side) -> Program:
-        return trained(Decoder(), steps=steps, machine=_machine(side, kernels))  # type: ignore[arg-type]
+        return trained(Decoder(), steps=steps, machine=machine_of(side, kernels))
 
     return Case(name=name, source="synthetic", what=what, program=program, machine=machine)
 
 
 def images(name: str, what: str, machine: str, kernels: Kernels, *, steps: int = 2) -> Case:
     def program(side: Side) -> Program:
-        return classified(Convolutions(), torch.randn(2, 8, 3, 10, 10), steps=steps, lr=1e-3, machine=_machine(side, kernels))
+        return classified(Convolutions(), torch.randn(2, 8, 3, 10, 10), steps=steps, lr=1e-3, machine=machine_of(side, kernels))
 
     return Case(name=name, source="synthetic", what=what, program=program, machine=machine)
 
@@ -94,14 +100,14 @@ def images(name: str, what: str, machine: str, kernels: Kernels, *, steps: int =
 def _far_from_zero(side: Side) -> Program:
     """Batch norm where the mean is ten thousand times the deviation."""
     model = nn.Sequential(nn.BatchNorm1d(12), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
-    return classified(model, 100 + 0.01 * torch.randn(2, 32, 12), steps=2, lr=1e-3, machine=_machine(side, own_norms()))
+    return classified(model, 100 + 0.01 * torch.randn(2, 32, 12), steps=2, lr=1e-3, machine=machine_of(side, own_norms()))
 
 
 def _chaotic(side: Side) -> Program:
     """A learning rate so high that rounding grows into differences of the first digit within eight steps."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 5))
-    machine = _machine(side, rounded_operands("float16"), split_k(2))
+    machine = machine_of(side, rounded_operands("float16"), split_k(2))
     return classified(model, torch.randn(2, 16, 12) * 3, steps=8, lr=0.3, machine=machine)
 
 
@@ -110,21 +116,22 @@ def _chaotic_decoder(side: Side) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=3.0, momentum=0.9)
     batches = torch.randint(0, 48, (8, 4, 13))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(batches[index, :, :-1]).flatten(0, 1), batches[index, :, 1:].flatten()).backward()
-        optimizer.step()
-
-    return Program(step=step, model=model, steps=8, machine=_machine(side, accelerator("tf32")))  # type: ignore[arg-type]
+    return minimised(
+        model,
+        optimizer,
+        lambda index: F.cross_entropy(model(batches[index, :, :-1]).flatten(0, 1), batches[index, :, 1:].flatten()),
+        steps=8,
+        machine=machine_of(side, accelerator("tf32")),
+    )
 
 
 def _recurrent(side: Side) -> Program:
-    return classified(Recurrent(), torch.randn(2, 8, 6, 8), steps=2, lr=1e-2, machine=_machine(side, split_k(2)))
+    return classified(Recurrent(), torch.randn(2, 8, 6, 8), steps=2, lr=1e-2, machine=machine_of(side, split_k(2)))
 
 
 def _bfloat16(side: Side) -> Program:
     """Weights and activations in bfloat16 on two machines."""
-    return trained(Decoder().to(torch.bfloat16), machine=_machine(side, narrow_backend()))  # type: ignore[arg-type]
+    return trained(Decoder().to(torch.bfloat16), machine=machine_of(side, narrow_backend()))
 
 
 def _float16(side: Side) -> Program:
@@ -140,7 +147,7 @@ def _float16(side: Side) -> Program:
             parameter.grad.div_(128.0)
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, narrow_backend()))  # type: ignore[arg-type]
+    return Program(step=step, model=model, machine=machine_of(side, narrow_backend()))
 
 
 def _scaled(side: Side) -> Program:
@@ -160,7 +167,7 @@ def _scaled(side: Side) -> Program:
         scaler.step(optimizer)
         scaler.update()
 
-    return Program(step=step, model=model, steps=3, machine=_machine(side, narrow_backend()))  # type: ignore[arg-type]
+    return Program(step=step, model=model, steps=3, machine=machine_of(side, narrow_backend()))
 
 
 def _master_weights(side: Side) -> Program:
@@ -180,7 +187,7 @@ def _master_weights(side: Side) -> Program:
             for master, parameter in zip(masters, model.parameters(), strict=True):
                 parameter.copy_(master)
 
-    return Program(step=step, model=model, steps=3, machine=_machine(side, narrow_backend()))  # type: ignore[arg-type]
+    return Program(step=step, model=model, steps=3, machine=machine_of(side, narrow_backend()))
 
 
 def _case(name: str, what: str, program: Callable[[Side], Program], machine: str) -> Case:

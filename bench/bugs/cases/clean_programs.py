@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from bench.bugs.case import Case, Program, Side
+from bench.bugs.case import Case, Program, Side, classifying, minimised
 from bench.bugs.cases.clean_machines import Convolutions, classified
 from bench.bugs.cases.models_transformer import Decoder, trained
-from bench.bugs.machines import Machine, rounded_operands, split_k
+from bench.bugs.machines import Machine, machine_of, rounded_operands, split_k
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -35,12 +35,7 @@ def _optimizer(make: Callable[[Side, list[nn.Parameter]], torch.optim.Optimizer]
         optimizer = make(side, list(model.parameters()))
         inputs, labels = torch.randn(steps, 16, 12), torch.randint(0, 5, (steps, 16))
 
-        def step(index: int) -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs[index]), labels[index]).backward()
-            optimizer.step()
-
-        return Program(step=step, model=model, steps=steps)
+        return classifying(model, optimizer, inputs, labels, steps=steps)
 
     return program
 
@@ -74,14 +69,12 @@ def _padded(side: Side) -> Program:
         memory[:, :LENGTH] = x
         return memory
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         q, k, v = project(inputs[index]).chunk(3, dim=-1)
         y = F.scaled_dot_product_attention(q, buffer(k), buffer(v), attn_mask=seen)
-        F.cross_entropy(out(y).flatten(0, 1), labels[index].flatten()).backward()
-        optimizer.step()
+        return F.cross_entropy(out(y).flatten(0, 1), labels[index].flatten())
 
-    return Program(step=step, model=model)
+    return minimised(model, optimizer, loss)
 
 
 def _unused_rows(side: Side) -> Program:
@@ -115,7 +108,7 @@ def _checkpointed_elsewhere(side: Side) -> Program:
     return Program(
         step=program.step,
         model=program.model,
-        machine=Machine(rounded_operands("float16")) if side == "subject" else contextlib.nullcontext,
+        machine=machine_of(side, rounded_operands("float16")),
     )
 
 
@@ -159,12 +152,7 @@ def _attention(subject: str, reference: str) -> Callable[[Side], Program]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         inputs, labels = torch.randn(2, BATCH, LENGTH, WIDTH), torch.randint(0, 5, (2, BATCH, LENGTH))
 
-        def step(index: int) -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs[index]).flatten(0, 1), labels[index].flatten()).backward()
-            optimizer.step()
-
-        return Program(step=step, model=model)
+        return minimised(model, optimizer, lambda index: F.cross_entropy(model(inputs[index]).flatten(0, 1), labels[index].flatten()))
 
     return program
 
@@ -208,13 +196,11 @@ def _embedded(side: Side) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tokens, labels = torch.randint(0, 6, (2, 64)), torch.randint(0, 5, (2, 64))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         x = F.one_hot(tokens[index], 6).float() @ table.weight if side == "subject" else table(tokens[index])
-        F.cross_entropy(head(x), labels[index]).backward()
-        optimizer.step()
+        return F.cross_entropy(head(x), labels[index])
 
-    return Program(step=step, model=model)
+    return minimised(model, optimizer, loss)
 
 
 class HandWrittenNorm(nn.LayerNorm):
@@ -240,8 +226,7 @@ def _fused_projection(side: Side) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     inputs, labels = torch.randn(2, BATCH, LENGTH, WIDTH), torch.randint(0, 5, (2, BATCH, LENGTH))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         *parts, head = model
         if side == "subject":
             weight, bias = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
@@ -249,10 +234,9 @@ def _fused_projection(side: Side) -> Program:
         else:
             q, k, v = (part(inputs[index]) for part in parts)
         y = F.scaled_dot_product_attention(q, k, v)
-        F.cross_entropy(head(y).flatten(0, 1), labels[index].flatten()).backward()
-        optimizer.step()
+        return F.cross_entropy(head(y).flatten(0, 1), labels[index].flatten())
 
-    return Program(step=step, model=model)
+    return minimised(model, optimizer, loss)
 
 
 def _keywords(side: Side) -> Program:
@@ -271,7 +255,7 @@ def _keywords(side: Side) -> Program:
             loss = F.cross_entropy(model[1](hidden), labels[index])
         loss.backward()
 
-    return Program(step=step, model=model, machine=Machine(split_k(2)) if side == "subject" else contextlib.nullcontext)
+    return Program(step=step, model=model, machine=machine_of(side, split_k(2)))
 
 
 def _log_loss(side: Side) -> Program:
@@ -280,17 +264,15 @@ def _log_loss(side: Side) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = torch.randn(2, 16, 12), torch.randint(0, 5, (2, 16))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         logits = model(inputs[index])
         if side == "subject":
-            loss = (logits.logsumexp(-1) - logits.gather(-1, labels[index, :, None]).squeeze(-1)).mean()
+            value = (logits.logsumexp(-1) - logits.gather(-1, labels[index, :, None]).squeeze(-1)).mean()
         else:
-            loss = F.cross_entropy(logits, labels[index])
-        loss.backward()
-        optimizer.step()
+            value = F.cross_entropy(logits, labels[index])
+        return value
 
-    return Program(step=step, model=model)
+    return minimised(model, optimizer, loss)
 
 
 def _logging(side: Side) -> Program:
@@ -311,7 +293,7 @@ def _logging(side: Side) -> Program:
             torch.stack([p.grad.norm() for p in model.parameters()]).norm()
         optimizer.step()
 
-    return Program(step=step, model=model, machine=Machine(rounded_operands("float16")) if side == "subject" else contextlib.nullcontext)
+    return Program(step=step, model=model, machine=machine_of(side, rounded_operands("float16")))
 
 
 def _inplace(side: Side) -> Program:
@@ -321,17 +303,15 @@ def _inplace(side: Side) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = torch.randn(2, 16, 12), torch.randint(0, 5, (2, 16))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         x = fc1(inputs[index])
         if side == "subject":
             x.mul_(2.0).add_(1.0)
         else:
             x = x * 2.0 + 1.0
-        F.cross_entropy(fc2(torch.tanh(x)), labels[index]).backward()
-        optimizer.step()
+        return F.cross_entropy(fc2(torch.tanh(x)), labels[index])
 
-    return Program(step=step, model=model)
+    return minimised(model, optimizer, loss)
 
 
 def _case(name: str, what: str, program: Callable[[Side], Program], machine: str = "") -> Case:

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from bench.bugs.case import Case, Expected, Program, Side
-from bench.bugs.machines import Kernels, Machine, rounded_operands, split_k
+from bench.bugs.case import Case, Expected, Program, Side, minimised
+from bench.bugs.machines import machine_of, rounded_operands, split_k
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,10 +42,6 @@ def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
     for parameter in parameters:
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
-
-
-def _machine(side: Side, kernels: Kernels | None) -> Callable[[], AbstractContextManager[object]]:
-    return Machine(kernels) if side == "subject" and kernels else contextlib.nullcontext
 
 
 def _data(steps: int) -> tuple[Tensor, Tensor]:
@@ -83,7 +78,7 @@ def _by_hand(side: Side) -> Program:
             average_gradients(list(model.parameters()))
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, rounded_operands("float16")))
+    return Program(step=step, model=model, machine=machine_of(side, rounded_operands("float16")))
 
 
 def _sequence_parallel(side: Side) -> Program:
@@ -101,7 +96,7 @@ def _sequence_parallel(side: Side) -> Program:
         average_gradients(reduced)
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, split_k(2)))
+    return Program(step=step, model=model, machine=machine_of(side, split_k(2)))
 
 
 class Stage(nn.Module):
@@ -168,7 +163,7 @@ def _sharded_clip(side: Side) -> Program:
             parameter.grad.copy_(torch.cat(parts))
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, rounded_operands("tf32")))
+    return Program(step=step, model=model, machine=machine_of(side, rounded_operands("tf32")))
 
 
 def _late_bucket(side: Side) -> Program:
@@ -217,7 +212,7 @@ def _token_average(side: Side) -> Program:
         average_gradients(list(model.parameters()))
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, rounded_operands("float16")))
+    return Program(step=step, model=model, machine=machine_of(side, rounded_operands("float16")))
 
 
 def _ignored(side: Side) -> Program:
@@ -229,12 +224,12 @@ def _ignored(side: Side) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = _data(2)
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(parallel(own_share(inputs[index])), own_share(labels[index])).backward()
-        optimizer.step()
-
-    return Program(step=step, model=model, machine=_machine(side, rounded_operands("float16")))
+    return minimised(
+        model,
+        optimizer,
+        lambda index: F.cross_entropy(parallel(own_share(inputs[index])), own_share(labels[index])),
+        machine=machine_of(side, rounded_operands("float16")),
+    )
 
 
 def _reduced_copy(side: Side) -> Program:
@@ -253,7 +248,7 @@ def _reduced_copy(side: Side) -> Program:
             gradient /= 2
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, split_k(2)))
+    return Program(step=step, model=model, machine=machine_of(side, split_k(2)))
 
 
 def _largest(side: Side) -> Program:
@@ -269,7 +264,7 @@ def _largest(side: Side) -> Program:
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX if side == "subject" else dist.ReduceOp.SUM)
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, rounded_operands("tf32")))
+    return Program(step=step, model=model, machine=machine_of(side, rounded_operands("tf32")))
 
 
 def _unequal_start(side: Side) -> Program:

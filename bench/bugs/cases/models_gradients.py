@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench.bugs.case import Case, Expected, Program, Side
-from bench.bugs.machines import Kernels, Machine, accelerator, other_order, rounded_operands, split_k
+from bench.bugs.case import Case, Expected, Program, Side, classifying
+from bench.bugs.machines import Kernels, accelerator, machine_of, other_order, rounded_operands, split_k
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -41,16 +38,7 @@ def _trained(model: nn.Module, side: Side, kernels: Kernels | None = None, *, st
     stepper = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     inputs, labels = torch.randn(steps, BATCH, INPUTS), torch.randint(0, CLASSES, (steps, BATCH))
 
-    def step(index: int) -> None:
-        stepper.zero_grad()
-        F.cross_entropy(model(inputs[index]), labels[index]).backward()
-        stepper.step()
-
-    return Program(step=step, model=model, steps=steps, machine=_machine(side, kernels))
-
-
-def _machine(side: Side, kernels: Kernels | None) -> Callable[[], AbstractContextManager[object]]:
-    return Machine(kernels) if side == "subject" and kernels else contextlib.nullcontext
+    return classifying(model, stepper, inputs, labels, steps=steps, machine=machine_of(side, kernels))
 
 
 class Checkpointed(Tower):
@@ -210,7 +198,7 @@ def _resumed(side: Side) -> Program:
         F.cross_entropy(model(inputs[index]), labels[index]).backward()
         optimizers[0].step()
 
-    return Program(step=step, model=model, steps=4, machine=_machine(side, rounded_operands("float16")))
+    return Program(step=step, model=model, steps=4, machine=machine_of(side, rounded_operands("float16")))
 
 
 def _left_out(side: Side) -> Program:

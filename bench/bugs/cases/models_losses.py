@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench.bugs.case import Case, Expected, Program, Side
-from bench.bugs.machines import Kernels, Machine, accelerator, other_order, rounded_operands, split_k
+from bench.bugs.case import Case, Expected, Program, Side, minimised
+from bench.bugs.machines import Kernels, accelerator, machine_of, other_order, rounded_operands, split_k
 from torch import Tensor, nn
 
 WIDTH, VOCABULARY, LENGTH, BATCH, EXPERTS = 24, 40, 10, 6, 4
@@ -44,18 +42,11 @@ def with_loss(
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
         batches = torch.randint(0, VOCABULARY, (steps, BATCH, LENGTH))
 
-        def step(index: int) -> None:
-            optimizer.zero_grad()
-            loss(trained, batches[index], side).backward()
-            optimizer.step()
-
-        return Program(step=step, model=trained, steps=steps, machine=_machine(side, kernels))
+        return minimised(
+            trained, optimizer, lambda index: loss(trained, batches[index], side), steps=steps, machine=machine_of(side, kernels)
+        )
 
     return program
-
-
-def _machine(side: Side, kernels: Kernels | None) -> Callable[[], AbstractContextManager[object]]:
-    return Machine(kernels) if side == "subject" and kernels else contextlib.nullcontext
 
 
 def _shifted(model: Language, tokens: Tensor, side: Side) -> Tensor:
@@ -116,7 +107,7 @@ def _accumulated(side: Side) -> Program:
             loss.backward()
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, rounded_operands("float16")))
+    return Program(step=step, model=model, machine=machine_of(side, rounded_operands("float16")))
 
 
 def _undivided(side: Side) -> Program:
@@ -132,7 +123,7 @@ def _undivided(side: Side) -> Program:
             (loss if side == "subject" else loss / 2).backward()
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, other_order()))
+    return Program(step=step, model=model, machine=machine_of(side, other_order()))
 
 
 class Critic(nn.Module):
@@ -152,16 +143,14 @@ def _bootstrapped(kernels: Kernels | None) -> Callable[[Side], Program]:
         optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
         states, following, reward = torch.randn(3, 16, 8), torch.randn(3, 16, 8), torch.randn(3, 16)
 
-        def step(index: int) -> None:
-            optimizer.zero_grad()
+        def loss(index: int) -> Tensor:
             best = critic(following[index]).max(dim=-1).values
             if side == "reference":
                 best = best.detach()
             target = reward[index] + 0.9 * best
-            F.mse_loss(critic(states[index])[:, 0], target).backward()
-            optimizer.step()
+            return F.mse_loss(critic(states[index])[:, 0], target)
 
-        return Program(step=step, model=critic, steps=3, machine=_machine(side, kernels))
+        return minimised(critic, optimizer, loss, steps=3, machine=machine_of(side, kernels))
 
     return program
 
@@ -185,13 +174,11 @@ def _detached(side: Side) -> Program:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     states, actions = torch.randn(2, 16, 8), torch.randint(0, 5, (2, 16))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         scores, flow = model(states[index])
-        (flow.squeeze(-1) + scores.gather(-1, actions[index, :, None]).squeeze(-1)).square().mean().backward()
-        optimizer.step()
+        return (flow.squeeze(-1) + scores.gather(-1, actions[index, :, None]).squeeze(-1)).square().mean()
 
-    return Program(step=step, model=model, machine=_machine(side, rounded_operands("float16")))
+    return minimised(model, optimizer, loss, machine=machine_of(side, rounded_operands("float16")))
 
 
 def _padded(model: Language, tokens: Tensor, side: Side) -> Tensor:

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 import torch
 import torch.nn.functional as F
-from bench.bugs.case import Case, Expected, Program, Side
-from bench.bugs.machines import Kernels, Machine, accelerator, other_order, rounded_operands, split_k
+from bench.bugs.case import Case, Expected, Program, Side, classifying, minimised
+from bench.bugs.machines import Kernels, accelerator, machine_of, other_order, rounded_operands, split_k
 from torch import Tensor, nn
 
 INPUTS, WIDTH, CLASSES, BATCH = 12, 32, 5, 16
@@ -35,10 +31,6 @@ def _data(steps: int) -> tuple[Tensor, Tensor]:
     return torch.randn(steps, BATCH, INPUTS), torch.randint(0, CLASSES, (steps, BATCH))
 
 
-def _machine(side: Side, kernels: Kernels | None) -> Callable[[], AbstractContextManager[object]]:
-    return Machine(kernels) if side == "subject" and kernels else contextlib.nullcontext
-
-
 def _bias(side: Side) -> Program:
     model = Classifier()
     if side == "subject":
@@ -50,12 +42,7 @@ def _bias(side: Side) -> Program:
 def _plain(model: nn.Module, optimizer: torch.optim.Optimizer, side: Side, kernels: Kernels | None, steps: int = 2) -> Program:
     inputs, labels = _data(steps)
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs[index]), labels[index]).backward()
-        optimizer.step()
-
-    return Program(step=step, model=model, steps=steps, machine=_machine(side, kernels))
+    return classifying(model, optimizer, inputs, labels, steps=steps, machine=machine_of(side, kernels))
 
 
 def _schedule(side: Side) -> Program:
@@ -75,7 +62,7 @@ def _schedule(side: Side) -> Program:
         if side == "reference":
             schedule.step()
 
-    return Program(step=step, model=model, steps=3, machine=_machine(side, rounded_operands("float16")))
+    return Program(step=step, model=model, steps=3, machine=machine_of(side, rounded_operands("float16")))
 
 
 def _decay(side: Side) -> Program:
@@ -110,7 +97,7 @@ def _kept_gradients(side: Side) -> Program:
         F.cross_entropy(model(inputs[index]), labels[index]).backward()
         optimizer.step()
 
-    return Program(step=step, model=model, steps=3, machine=_machine(side, other_order()))
+    return Program(step=step, model=model, steps=3, machine=machine_of(side, other_order()))
 
 
 def _clipped_scaled(side: Side) -> Program:
@@ -146,7 +133,7 @@ def _clipped_each(side: Side) -> Program:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, rounded_operands("float16")))
+    return Program(step=step, model=model, machine=machine_of(side, rounded_operands("float16")))
 
 
 class Tied(nn.Module):
@@ -165,12 +152,13 @@ def _untied(side: Side) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = torch.randint(0, 20, (3, BATCH, 9))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(batches[index, :, :-1]).flatten(0, 1), batches[index, :, 1:].flatten()).backward()
-        optimizer.step()
-
-    return Program(step=step, model=model, steps=3, machine=_machine(side, split_k(2)))
+    return minimised(
+        model,
+        optimizer,
+        lambda index: F.cross_entropy(model(batches[index, :, :-1]).flatten(0, 1), batches[index, :, 1:].flatten()),
+        steps=3,
+        machine=machine_of(side, split_k(2)),
+    )
 
 
 def _shuffled(side: Side) -> Program:
@@ -187,7 +175,7 @@ def _shuffled(side: Side) -> Program:
         F.cross_entropy(model(inputs[chosen]), labels[chosen]).backward()
         optimizer.step()
 
-    return Program(step=step, model=model, steps=4, machine=_machine(side, rounded_operands("float16")))
+    return Program(step=step, model=model, steps=4, machine=machine_of(side, rounded_operands("float16")))
 
 
 class Backbone(nn.Module):
@@ -218,7 +206,7 @@ def _frozen(side: Side) -> Program:
         F.cross_entropy(model(images[index]), labels[index]).backward()
         optimizer.step()
 
-    return Program(step=step, model=model, machine=_machine(side, accelerator("tf32")))
+    return Program(step=step, model=model, machine=machine_of(side, accelerator("tf32")))
 
 
 def _averaged(side: Side) -> Program:
@@ -239,7 +227,7 @@ def _averaged(side: Side) -> Program:
             average(inputs[index]).softmax(-1)
 
     return Program(
-        step=step, model=nn.ModuleDict({"model": model, "average": average}), steps=3, machine=_machine(side, rounded_operands("float16"))
+        step=step, model=nn.ModuleDict({"model": model, "average": average}), steps=3, machine=machine_of(side, rounded_operands("float16"))
     )
 
 

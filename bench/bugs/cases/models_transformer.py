@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F
-from bench.bugs.case import Case, Expected, Program, Side
-from bench.bugs.machines import Kernels, Machine, accelerator, other_order, rounded_operands, split_k
+from bench.bugs.case import Case, Expected, Program, Side, minimised
+from bench.bugs.machines import Kernels, Machine, accelerator, machine_of, other_order, rounded_operands, split_k
 from torch import Tensor, nn
 
 WIDTH, HEADS, GROUPS, LAYERS, VOCABULARY, LENGTH, BATCH = 32, 4, 2, 3, 48, 12, 4
@@ -136,13 +136,11 @@ def trained(model: nn.Module, *, steps: int = 2, machine: Callable[[], AbstractC
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = torch.randint(0, VOCABULARY, (steps, BATCH, LENGTH + 1))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         logits = model(batches[index, :, :-1])
-        F.cross_entropy(logits.reshape(-1, VOCABULARY), batches[index, :, 1:].reshape(-1)).backward()
-        optimizer.step()
+        return F.cross_entropy(logits.reshape(-1, VOCABULARY), batches[index, :, 1:].reshape(-1))
 
-    return Program(step=step, model=model, steps=steps, machine=machine)
+    return minimised(model, optimizer, loss, steps=steps, machine=machine)
 
 
 def decoder_case(
@@ -201,7 +199,7 @@ def _evaluated(side: Side) -> Program:
         with torch.no_grad():
             model(batch).logsumexp(-1).mean()
 
-    return Program(step=step, model=model, machine=Machine(split_k(2)) if side == "subject" else contextlib.nullcontext)
+    return Program(step=step, model=model, machine=machine_of(side, split_k(2)))
 
 
 def _continued(side: Side) -> Program:
@@ -211,14 +209,12 @@ def _continued(side: Side) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = torch.randint(0, VOCABULARY, (3, BATCH, 2 * LENGTH))
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         first, second = batches[index].split(LENGTH, dim=1)
         logits = torch.cat([model(first), model(second, is_continued=True)], dim=1)
-        F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), batches[index, :, 1:].reshape(-1)).backward()
-        optimizer.step()
+        return F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), batches[index, :, 1:].reshape(-1))
 
-    return Program(step=step, model=model, steps=3)
+    return minimised(model, optimizer, loss, steps=3)
 
 
 class CachedRotary(Rotary):
@@ -244,9 +240,7 @@ def _cached_angles(side: Side) -> Program:
     model = program.model
     for layer in model.layers:
         layer.attention.rotary = CachedRotary(is_offset_in_key=side == "reference")
-    return Program(
-        step=program.step, model=model, steps=2, machine=Machine(rounded_operands("tf32")) if side == "subject" else contextlib.nullcontext
-    )
+    return Program(step=program.step, model=model, steps=2, machine=machine_of(side, rounded_operands("tf32")))
 
 
 class LeftPadded(nn.Module):
@@ -271,14 +265,12 @@ def _left_padded(side: Side) -> Program:
     tokens = torch.randint(0, VOCABULARY, (2, BATCH, LENGTH))
     mask = torch.arange(LENGTH) >= torch.tensor([0, 2, 5, 7])[:, None]
 
-    def step(index: int) -> None:
-        optimizer.zero_grad()
+    def loss(index: int) -> Tensor:
         logits = model(tokens[index], mask)
         labels = tokens[index].roll(-1, 1).masked_fill(~mask, -100)
-        F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
-        optimizer.step()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
-    return Program(step=step, model=model, machine=Machine(other_order()) if side == "subject" else contextlib.nullcontext)
+    return minimised(model, optimizer, loss, machine=machine_of(side, other_order()))
 
 
 class NarrowRotary(Rotary):

@@ -21,7 +21,7 @@ from ulpscope.explain.contributions import with_contributions
 from ulpscope.explain.coverage import Coverage, explain_coverage
 from ulpscope.explain.cut import explain_cut
 from ulpscope.explain.entering import explain_entering
-from ulpscope.explain.forks import remark_on_amplification, remark_on_forks
+from ulpscope.explain.forks import remark_on_amplification, remark_on_choices, remark_on_forks
 from ulpscope.explain.missing import explain_missing, explain_writing
 from ulpscope.explain.nondeterminism import remark_on_nondeterminism
 from ulpscope.explain.optimizer import explain_left_out, explain_optimizer
@@ -56,7 +56,15 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     explain_optimizer,
     explain_optimizer_settings,
 )
-_REMARKS = (remark_on_forks, remark_on_amplification, remark_on_rng, remark_on_parameters, remark_on_arguments, remark_on_missing)
+_REMARKS = (
+    remark_on_forks,
+    remark_on_choices,
+    remark_on_amplification,
+    remark_on_rng,
+    remark_on_parameters,
+    remark_on_arguments,
+    remark_on_missing,
+)
 
 
 def explain(
@@ -68,7 +76,8 @@ def explain(
     """
     views = _views(judged, subject, reference, subject_path)
     calls = tuple(call for view in views for call in view.calls)
-    findings = [_with_consequences(with_clues(fault, views), calls) for fault in _first_faults(views)] or remark_on_bits(views)
+    later = coverage.later if coverage else ()
+    findings = [_with_consequences(with_clues(fault, views), (*calls, *later)) for fault in _first_faults(views)] or remark_on_bits(views)
     said = {finding.kind for finding in findings if finding.level == "fault" or finding.kind == "rng"}
     findings += [note for remark in _REMARKS for note in remark(views) if note.kind not in said]
     findings += remark_on_nondeterminism(coverage.bands) if coverage and coverage.bands else []

@@ -18,12 +18,13 @@ __all__ = ["Coverage", "explain_coverage"]
 class Coverage:
     """What is known besides the judged calls: parts on one side only, steps that were never closed, both ledgers,
     the formats that a side rounds operands to, what was not replayed, and how far the reference
-    is from itself."""
+    is from itself. `later` stands for calls that differ in steps that were not kept, each by one like it."""
 
     notes: tuple[str, ...] = ()
     precision: tuple[SystemicPrecision, ...] = ()
     replay: tuple[str, ...] = ()
     bands: Bands | None = None
+    later: Sequence[JudgedCall] = ()
     incomplete: tuple[str, ...] = ()
     ledgers: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
 

@@ -8,10 +8,10 @@ from math import isfinite
 
 from ulpscope.explain.contributions import entered
 from ulpscope.explain.views import StepView
-from ulpscope.explain.wording import at_place, call_text, count, difference_line, finding_at, number
+from ulpscope.explain.wording import at_place, call_text, count, difference_line, finding_at, number, record_again
 from ulpscope.model import Finding, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement
 
-__all__ = ["remark_on_amplification", "remark_on_forks"]
+__all__ = ["remark_on_amplification", "remark_on_choices", "remark_on_forks"]
 
 
 def remark_on_forks(views: Sequence[StepView]) -> list[Finding]:
@@ -27,6 +27,20 @@ def remark_on_forks(views: Sequence[StepView]) -> list[Finding]:
         evidence.append(f"{count(len(found) - 1, 'other result')} of the kind")
     advice = "what follows took another path and need not agree; judge it by each side's own inputs (--replay all)"
     return [finding_at("note", "fork", headline, call, slot, evidence, advice)]
+
+
+def remark_on_choices(views: Sequence[StepView]) -> list[Finding]:
+    """The first result that an honest machine may choose otherwise, where values would be needed to tell a choice from a fault."""
+    found = [(view, call, slot) for view in views for call, slot in _judged_by([view], "choice") if slot.subject is None]
+    if not found or found[0][1].pair.record.phase != "forward":
+        return []
+    view, call, slot = found[0]
+    record = call.pair.record
+    headline = f"not determined by its inputs, and chosen otherwise: {call_text(record, slot.pair.slot)}, {at_place(record)}"
+    evidence = [slot.verdict.reason, difference_line(slot)]
+    if len(found) > 1:
+        evidence.append(f"{count(len(found) - 1, 'result')} made of such choices, or of the kind, not judged without values")
+    return [finding_at("note", "fork", headline, call, slot, evidence, record_again(view, record))]
 
 
 def remark_on_amplification(views: Sequence[StepView]) -> list[Finding]:

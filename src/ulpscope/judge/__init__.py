@@ -5,7 +5,7 @@ from ulpscope.judge.bands import bands_of
 from ulpscope.judge.calls import RULES, judge_call, rules_named
 from ulpscope.judge.conditioning import product_family
 from ulpscope.judge.differences import argument_differences
-from ulpscope.judge.precision import operand_format
+from ulpscope.judge.precision import likely_format, operand_format
 from ulpscope.judge.replayed import errs, multiple_of, replay_limits
 from ulpscope.judge.thresholds import THRESHOLDS, Threshold, threshold
 from ulpscope.judge.trail import Trail
@@ -19,6 +19,7 @@ __all__ = [
     "bands_of",
     "errs",
     "judge_call",
+    "likely_format",
     "multiple_of",
     "operand_format",
     "product_family",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
+from ulpscope.judge.thresholds import threshold
 from ulpscope.model import Measurement, SlotPair, Verdict
 
 __all__ = ["Allowance", "Rule"]
@@ -19,7 +20,7 @@ class Allowance:
 
     `units` is the relative rounding error of the dtype, `entering` the worst distance of what enters the call, `drift` the largest
     distance that honest calls have reached so far. `error` is the absolute difference of the slot; `terms`, `carried`
-    `narrowed` and `jump` are absolute too (see conditioning).
+    `narrowed` and `jump` are absolute too (see conditioning). `is_step` is for results of an optimizer, whose elements jump by `jump`.
     """
 
     units: float = 0.0
@@ -32,10 +33,16 @@ class Allowance:
     drift: float = 0.0
     is_given: bool = False
     is_start: bool = False
+    is_step: bool = False
     is_known_honest: bool = False
     can_flip: bool = False
     inputs_agree: bool = True
     inputs_scaled: bool = False
+
+    @property
+    def limit(self) -> float:
+        """The absolute error that is explained."""
+        return self.units * self.terms + threshold("amplification") * self.carried + self.narrowed
 
 
 Rule: TypeAlias = Callable[[SlotPair, Measurement, Allowance], Verdict]

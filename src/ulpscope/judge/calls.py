@@ -13,15 +13,17 @@ from math import inf
 
 from ulpscope.errors import InputError
 from ulpscope.judge.allowances import Allowance, Rule
-from ulpscope.judge.conditioning import Scale, can_flip, jump_of
+from ulpscope.judge.choices import free_choice
+from ulpscope.judge.conditioning import HANDING_ON, Scale, can_flip, jump_of, plain_name
 from ulpscope.judge.derived import derived
 from ulpscope.judge.differences import argument_differences
 from ulpscope.judge.drawing import draws_numbers, judge_drawn
 from ulpscope.judge.entering import Entering, coarsest
+from ulpscope.judge.jumps import keeps_sum
 from ulpscope.judge.ptdbg import ptdbg
 from ulpscope.judge.replayed import judge_replayed
-from ulpscope.judge.sizes import Size, dtypes_of, size_of
-from ulpscope.judge.thresholds import rounding_units
+from ulpscope.judge.sizes import Size, distance, dtypes_of, size_of
+from ulpscope.judge.thresholds import rounding_units, threshold
 from ulpscope.judge.trail import Trail, values_key
 from ulpscope.model import (
     CallRecord,
@@ -141,14 +143,15 @@ def _judge_made(
         narrowed=entering.narrowed_error(record, own, trail.operands) if own and trail.operands else 0.0,
         jump=jump_of(pair, slot.slot),
         drift=trail.drift,
-        can_flip=can_flip(record),
+        can_flip=can_flip(record) and keeps_sum(pair),
+        is_step=record.phase == "optimizer",
         inputs_agree=entering.agree,
         inputs_scaled=entering.is_scaled,
     )
     across = rule(slot, found, allowance)
     verdict = _better_verdict(pair, slot, found, allowance, across, trail, replay) if rule is derived else None
     judged = JudgedSlot(slot, found, verdict or across, *(_replays(slot, replay) if replay else ()))
-    is_honest = across.level == "rounding" and (across.multiple or 0.0) <= 1 and not allowance.can_flip
+    is_honest = across.level == "rounding" and (across.multiple or 0.0) <= 1 and not allowance.can_flip and judged.verdict.rule != "choice"
     return judged, _reached(own, scale, found, allowance, trail) if own and is_honest else 0.0
 
 
@@ -158,12 +161,44 @@ def _better_verdict(
     """What says more than the distance of the two sides, if anything does."""
     if across.level in ("same", "unmatched"):
         return None
-    is_replayed = replay is not None and bool(replay.subject.slots)
-    if not is_replayed and across.level == "differs" and trail.is_unwritten(pair):
-        return Verdict("rounding", "unwritten", "carries memory that nobody wrote to, which differs as it may", 0.0)
+    if allowance.inputs_agree and _is_handed_on_otherwise(pair, trail):
+        return Verdict("rounding", "choice", "handed on to the elements that were chosen forward, and its sum is kept")
+    if replay is None or not replay.subject.slots:
+        unsettled = _undetermined(pair, slot, found, allowance, across, trail)
+        if unsettled is not None:
+            return unsettled
     if across.level == "differs" and draws_numbers(pair.record, replay) and allowance.inputs_agree and _may_draw_otherwise(pair, trail):
         return judge_drawn(slot)
     return judge_replayed(slot, found, allowance, replay, across) if replay else None
+
+
+def _is_handed_on_otherwise(pair: Pair, trail: Trail) -> bool:
+    """Whether a gradient goes to what was picked forward, where the two sides picked others of the same."""
+    forward = trail.forward_of(pair.record)
+    if forward is None or plain_name(pair.record.call) not in HANDING_ON or not keeps_sum(pair):
+        return False
+    return any(slot.verdict.rule in ("choice", "fork") for slot in forward.slots)
+
+
+def _undetermined(pair: Pair, slot: SlotPair, found: Measurement, allowance: Allowance, across: Verdict, trail: Trail) -> Verdict | None:
+    """What nothing determines, and what is made of it, where no replay tells what each side should have made of its own inputs."""
+    if across.level == "differs" and trail.carries_unwritten(pair):
+        return Verdict("rounding", "unwritten", "carries memory that nobody wrote to, which differs as it may", 0.0)
+    if not allowance.inputs_agree:
+        return None
+    if across.level == "differs" and (reason := free_choice(pair, slot, allowance)):
+        return Verdict("rounding", "choice", reason)
+    if _shows_choice(slot, found, allowance) and trail.carries_choice(pair) and keeps_sum(pair):
+        return Verdict("rounding", "choice", "made of values that carry a free choice, so only values can tell")
+    return None
+
+
+def _shows_choice(slot: SlotPair, found: Measurement, allowance: Allowance) -> bool:
+    """Whether a value differs by more than rounding, or is the same in another order: then no statistic has moved at all."""
+    apart = distance(found)
+    is_exact = not any(one.is_floating for one in dtypes_of(slot))
+    is_reordered = isinstance(found, SummaryMeasurement) and found.equal is False and apart == 0
+    return is_exact or is_reordered or (apart or 0.0) > allowance.units + threshold("amplification") * allowance.drift
 
 
 def _may_draw_otherwise(pair: Pair, trail: Trail) -> bool:

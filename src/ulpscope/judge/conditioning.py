@@ -19,6 +19,7 @@ from ulpscope.model import CallName, CallRecord, DType, Pair, Slot
 __all__ = [
     "COMPOSITES",
     "CONTRACTIONS",
+    "HANDING_ON",
     "Scale",
     "can_flip",
     "jump_of",
@@ -45,10 +46,14 @@ _SOFTMAX = frozenset("softmax softmin log_softmax".split())
 _FLIP_FORWARD = frozenset(
     "sign round floor ceil trunc fix heaviside remainder fmod frac floor_divide fake_quantize quantize_per_tensor".split()
 )
-_FLIP_BACKWARD = frozenset(
+HANDING_ON = frozenset(
+    "max min amax amin median sort topk max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+    "adaptive_max_pool3d".split()
+)
+"""What hands its gradient on to those elements that it picked, and to no other."""
+_FLIP_BACKWARD = HANDING_ON | frozenset(
     "relu relu6 leaky_relu rrelu prelu threshold hardtanh hardswish hardsigmoid hardshrink softshrink clamp clip clamp_min clamp_max abs "
-    "max min amax amin maximum minimum median sort topk where max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
-    "l1_loss smooth_l1_loss huber_loss".split()
+    "maximum minimum where l1_loss smooth_l1_loss huber_loss".split()
 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import inf, isfinite, prod
 
 from ulpscope.judge.allowances import Allowance
+from ulpscope.judge.jumps import error_beyond_jumps
 from ulpscope.judge.sizes import NEVER_WRITTEN, dtypes_of, is_coherent, is_equal
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import (
@@ -104,7 +105,7 @@ def _made(pair: SlotPair, measurement: TensorMeasurement | SummaryMeasurement, a
         allowance = _without_noise(allowance)
     multiple = _ratio(*_error_and_limit(measurement, allowance))
     if multiple > 1 and allowance.can_flip and allowance.entering:
-        multiple = min(multiple, _flip_multiple(measurement, allowance))
+        multiple = min(multiple, _flip_multiple(pair, measurement, allowance))
     if 1 < multiple <= threshold("amplified") and allowance.entering and allowance.inputs_agree and not is_scale:
         return Verdict("rounding", "amplified", f"{multiple:.3g}x what is allowed: magnifies the difference of its inputs", multiple)
     if multiple > 1:
@@ -125,7 +126,7 @@ def _without_noise(allowance: Allowance) -> Allowance:
 
 def _error_and_limit(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> tuple[float, float]:
     """Absolute where the sizes are known, else relative to the reference."""
-    limit = _limit(allowance)
+    limit = allowance.limit
     if isinstance(measurement, TensorMeasurement):
         if measurement.num_nan_disagree or measurement.num_inf_disagree:
             return inf, limit
@@ -136,15 +137,13 @@ def _error_and_limit(measurement: TensorMeasurement | SummaryMeasurement, allowa
     return measurement.distance, allowance.units + threshold("amplification") * allowance.entering
 
 
-def _limit(allowance: Allowance) -> float:
-    return allowance.units * allowance.terms + threshold("amplification") * allowance.carried + allowance.narrowed
-
-
-def _flip_multiple(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> float:
+def _flip_multiple(pair: SlotPair, measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> float:
     """Judged by the mean error, which a few jumps hardly move."""
-    limit = _limit(allowance) + allowance.jump
+    limit = allowance.limit + allowance.jump
     if not isinstance(measurement, TensorMeasurement):
-        return _ratio(allowance.error, limit) if allowance.jump else inf
+        if allowance.is_step:
+            return _ratio(allowance.error, limit) if allowance.jump else inf
+        return _ratio(error_beyond_jumps(pair, measurement, allowance), limit)
     mean, largest = measurement.mean_abs, measurement.max_abs
     if isinstance(mean, Undefined) or isinstance(largest, Undefined) or measurement.num_nan_disagree or measurement.num_inf_disagree:
         return inf

@@ -9,27 +9,42 @@ no such product agrees. Only matrix products and convolutions qualify: a wrong k
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log, sqrt
+from statistics import median
 
 from ulpscope.judge.conditioning import COMPOSITES, CONTRACTIONS, plain_name
 from ulpscope.judge.sizes import dtypes_of, is_equal, looks_scaled
 from ulpscope.judge.thresholds import threshold
-from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, Measurement, SummaryMeasurement, TensorMeasurement, Undefined
+from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement, Undefined
 
-__all__ = ["FORMATS", "operand_format"]
+__all__ = ["FORMATS", "likely_format", "operand_format"]
 
 FORMATS = (DTYPES["float16"], DTYPES["bfloat16"])
 """Formats of operands, finest first. TF32 has float16's precision and a wider range."""
 
 
 def operand_format(calls: Sequence[JudgedCall]) -> DType | None:
-    """The format that explains how matrix products differ; None where they agree or differ otherwise."""
+    """The finest format that explains how matrix products differ; None where they agree or differ otherwise."""
     for narrow in FORMATS:
-        results = [slot for call in calls if _is_telling(call, narrow) for slot in call.slots if slot.pair.slot.role == "output"]
+        results = _telling_results(calls, narrow)
         like = [slot for slot in results if _errs_like(slot, narrow)]
         beyond = sum(slot.verdict.level == "differs" for slot in like)
         if beyond and len(like) >= threshold("systemic_share") * len(results):
             return narrow
     return None
+
+
+def likely_format(calls: Sequence[JudgedCall], finest: DType) -> DType:
+    """Which format it is: statistics bound errors from below, so the finest that explains them may be too fine; their noise tells."""
+    noise = [_noise(slot) for slot in _telling_results(calls, finest) if isinstance(slot.measurement, SummaryMeasurement)]
+    size = median(one for one in noise if one) if any(noise) else finest.eps / 2
+    return min((one for one in FORMATS if one.eps >= finest.eps), key=lambda one: abs(log(size / (one.eps / 2))))
+
+
+def _telling_results(calls: Sequence[JudgedCall], narrow: DType) -> list[JudgedSlot]:
+    """Statistics that all moved by one factor tell nothing of a format: a wrong scale does that, and noise by chance."""
+    results = [slot for call in calls if _is_telling(call, narrow) for slot in call.slots if slot.pair.slot.role == "output"]
+    return [slot for slot in results if not (isinstance(slot.measurement, SummaryMeasurement) and _shows_scale(slot))]
 
 
 def _is_telling(call: JudgedCall, narrow: DType) -> bool:
@@ -38,15 +53,18 @@ def _is_telling(call: JudgedCall, narrow: DType) -> bool:
     is_product = plain_name(record.call) in CONTRACTIONS | COMPOSITES
     if record.phase != "forward" or record.level == "module" or not is_product or record.recompute:
         return False
-    given = [slot.measurement for slot in call.slots if record.receives(slot.pair.slot)]
+    given = [slot for slot in call.slots if record.receives(slot.pair.slot)]
     dtypes = [one for slot in call.slots for one in dtypes_of(slot.pair)]
     return bool(given) and all(_agrees(one, narrow) for one in given) and all(one.mantissa >= 23 for one in dtypes)
 
 
-def _agrees(measurement: Measurement, narrow: DType) -> bool:
-    """Statistics give only a lower bound of the distance, so there the bits have to agree."""
-    near = threshold("systemic_low") * narrow.eps / 8
-    return is_equal(measurement) or (isinstance(measurement, TensorMeasurement) and measurement.distance <= near)
+def _agrees(slot: JudgedSlot, narrow: DType) -> bool:
+    """Statistics give only a lower bound of the distance, so there the call that made the value has to be found honest too."""
+    near, found = threshold("systemic_low") * narrow.eps / 8, slot.measurement
+    if is_equal(found):
+        return True
+    is_honest = isinstance(found, TensorMeasurement) or slot.verdict.level == "rounding"
+    return isinstance(found, (TensorMeasurement, SummaryMeasurement)) and is_honest and found.distance <= near
 
 
 def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
@@ -54,12 +72,25 @@ def _errs_like(slot: JudgedSlot, narrow: DType) -> bool:
     low, high = threshold("systemic_low") * unit, threshold("systemic_high") * unit
     measurement = slot.measurement
     if isinstance(measurement, SummaryMeasurement):
-        return measurement.equal is not True and 0 < measurement.distance <= high and not _shows_scale(slot)
+        return measurement.equal is not True and low <= _noise(slot) and measurement.distance <= high
     if not isinstance(measurement, TensorMeasurement) or measurement.num_nan_disagree or measurement.num_inf_disagree:
         return False
     if isinstance(measurement.rel_l2, Undefined) or looks_scaled(measurement):
         return False
     return measurement.distance <= 1.5 * measurement.rel_l2 and low <= measurement.rel_l2 <= high
+
+
+def _noise(slot: JudgedSlot) -> float:
+    """How large independent errors are that move the statistics so, over the size of the result; a mean moves by a root of n less."""
+    ours, theirs = (record.summary if record else None for record in (slot.pair.subject, slot.pair.reference))
+    if ours is None or theirs is None or not theirs.rms:
+        return 0.0
+    root = sqrt(theirs.numel)
+    moved = [
+        (getattr(ours, name), getattr(theirs, name), weight) for name, weight in (("min", 1), ("max", 1), ("mean", root), ("rms", root))
+    ]
+    sizes = [(left - right) * weight / theirs.rms for left, right, weight in moved if left is not None and right is not None]
+    return sqrt(sum(size * size for size in sizes) / len(sizes)) if sizes else 0.0
 
 
 def _shows_scale(slot: JudgedSlot) -> bool:

@@ -70,6 +70,12 @@ THRESHOLDS: tuple[Threshold, ...] = (
         "an input within rounding of the jump lands on either side",
     ),
     Threshold(
+        "jump_size",
+        2.0,
+        "times by which the largest elements of two sides may differ where elements jump, by statistics",
+        "a jump hands on what another element had; the largest may be the one that jumped, and the next is hardly smaller by more",
+    ),
+    Threshold(
         "flip_share",
         16.0,
         "share of integers or booleans that may flip, over the distance of the inputs",
@@ -137,6 +143,26 @@ THRESHOLDS: tuple[Threshold, ...] = (
         8.0,
         "standard errors that zeros or sizes of two draws of one random call may be apart",
         "beyond it by chance in one of 1e15 draws",
+    ),
+    Threshold(
+        "check_rms",
+        8.0,
+        "rules of `check`: rms error over 64 or more elements, in units of an honest kernel's; all calls but an optimizer's step",
+        "next power of two above the largest of 40 operations but for an optimizer's step (docs/zoo.md), and one more of room",
+    ),
+    Threshold("check_bias", 1.0, "the same for a change of scale that all elements share", "as check_rms"),
+    Threshold("check_few", 64.0, "elements below which neither is judged", "over fewer the one is the largest error, the other chance"),
+    Threshold(
+        "check_recurrent",
+        8.0,
+        "times by which the limits of `check` are wider for recurrent layers in 23 and more fraction bits",
+        "an H200's float32 LSTM reaches an rms of 36 forward and 20 backward with TF32 off: its functions are good to 1e-5 only",
+    ),
+    Threshold(
+        "check_rounding",
+        2.0,
+        "factor between the errors of products and what rounding their operands does, for `check` to put them down to that rounding",
+        "one that rounds its operands errs by 1.0; 2 leaves room for what an LSTM or an attention rounds on the way",
     ),
     Threshold("ptdbg_cosine", 0.99, "rules ptdbg: below it and above ptdbg_max_abs the slot differs", "ptdbg_ascend documentation, Cosine"),
     Threshold(

@@ -21,7 +21,7 @@ class Trail:
     repeat of itself. `drift` is the largest distance that calls
     within their allowance reached. `honest` holds the values made by such calls, known by the fingerprints of both sides; `gradients`
     how far the gradients of a value are apart where each contribution was honest; `apart` how far honest values are apart, by the
-    fingerprint of one side; `unwritten` the values that carry memory that nobody wrote to.
+    fingerprint of one side; `carried` the values that carry memory that nobody wrote to, or a choice that nothing determines, by that rule.
     """
 
     operands: DType | None = None
@@ -34,7 +34,7 @@ class Trail:
     optimized: dict[Slot, JudgedSlot] = field(default_factory=dict)
     apart: dict[Hashable, float] = field(default_factory=dict)
     modules: dict[str, tuple[float, bool]] = field(default_factory=dict)
-    unwritten: set[Hashable] = field(default_factory=set)
+    carried: set[Hashable] = field(default_factory=set)
     step: int | None = None
     is_continued: bool = False
 
@@ -45,7 +45,7 @@ class Trail:
         self.honest = {key for slot in self.optimized.values() if (key := values_key(slot.pair)) and slot.verdict.level == "rounding"}
         self.optimized = self.optimized if self.is_continued else {}
         self.apart.clear()
-        self.unwritten.clear()
+        self.carried.clear()
         self.modules.clear()
         self.gradients.clear()
         self.parameters.clear()
@@ -83,11 +83,23 @@ class Trail:
         found = [self.apart.get(("lone", side, one.fingerprint)) for side, one in _sides(slot) if one.fingerprint]
         return min((apart for apart in found if apart is not None), default=0.0)
 
-    def is_unwritten(self, pair: Pair) -> bool:
+    def carries_unwritten(self, pair: Pair) -> bool:
         """Whether memory that nobody wrote to enters a call, by itself or inside of what an earlier call made of it."""
-        given = [slot for slot in pair.slots if pair.record.receives(slot.slot)]
+        given = _given(pair)
         sides = (one for slot in given for one in (slot.subject, slot.reference) if one is not None)
-        return any(one.note.startswith(NEVER_WRITTEN) for one in sides) or any(values_key(slot) in self.unwritten for slot in given)
+        return any(one.note.startswith(NEVER_WRITTEN) for one in sides) or any(
+            ("unwritten", values_key(slot)) in self.carried for slot in given
+        )
+
+    def carries_choice(self, pair: Pair) -> bool:
+        """Whether a free choice enters a call: in a value of its own or of its forward call, or in a part of a gradient."""
+        if not self.carried:
+            return False
+        forward, given = self.forward_of(pair.record), _given(pair)
+        values = [*given, *(slot.pair for slot in (forward.slots if forward else ()))]
+        results = (self._made_forward(pair.record, slot.slot) for slot in given)
+        keys = [*map(values_key, values), *(("gradient", values_key(one.pair)) for one in results if one is not None)]
+        return any(("choice", key) in self.carried for key in keys if key is not None)
 
     def add_lone(self, record: CallRecord, side: str) -> None:
         """Remember a call that only one side has: what it made is as far apart as the worst of what entered it."""
@@ -104,7 +116,8 @@ class Trail:
         self.drift = max(self.drift, drift)
         record = judged.pair.record
         made = [slot for slot in judged.slots if not record.receives(slot.pair.slot)]
-        self.unwritten |= {key for slot in made if slot.verdict.rule == "unwritten" and (key := values_key(slot.pair)) is not None}
+        excused = [slot for slot in made if slot.verdict.rule in ("unwritten", "choice")]
+        self.carried |= {(slot.verdict.rule, key) for slot in excused if (key := values_key(slot.pair)) is not None}
         self.honest |= {key for slot in made if slot.verdict.level == "rounding" and (key := values_key(slot.pair)) is not None}
         for slot in judged.slots:
             found = distance(slot.measurement)
@@ -148,7 +161,13 @@ class Trail:
             source = entered.get(slot.pair.slot.path)
             key = values_key(source) if source else None
             if key is not None and slot.verdict.level == "rounding":
-                self.gradients[key] = max(self.gradients.get(key, 0.0), distance(slot.measurement) or 0.0)
+                is_choice = slot.verdict.rule == "choice"
+                self.gradients[key] = max(self.gradients.get(key, 0.0), 1.0 if is_choice else distance(slot.measurement) or 0.0)
+                self.carried |= {("choice", ("gradient", key))} if is_choice else set()
+
+
+def _given(pair: Pair) -> list[SlotPair]:
+    return [slot for slot in pair.slots if pair.record.receives(slot.slot)]
 
 
 def _sides(pair: SlotPair) -> list[tuple[str, TensorRecord]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autocast of another device on the CPU.
+"""What autocast does to the arguments of a call, also that of another device.
 
 Each kind of device has its own lists of what autocast runs in which precision. The dtype of the recorded result says which it was:
 matrix products that gave low precision were given it, and what gave float32 for low precision was given float32.
@@ -13,7 +13,7 @@ import torch
 
 from ulpscope.model import DTYPES, CallRecord, Slot
 
-__all__ = ["autocast_of_another_device", "cast"]
+__all__ = ["as_autocast_rounds", "autocast_of_another_device", "cast"]
 
 _CAST_DOWN = frozenset(
     """
@@ -28,13 +28,28 @@ def autocast_of_another_device(record: CallRecord) -> torch.dtype | None:
     """The dtype that the call's floating arguments were cast to; None where the CPU's own autocast decides."""
     if record.modes is None or record.modes.autocast is None or record.level != "api" or _is_on_cpu(record):
         return None
-    made = {slot.dtype for slot in record.slots if slot.slot.role == "output" and slot.dtype in DTYPES and DTYPES[slot.dtype].is_floating}
-    if made == {"float32"}:
-        return torch.float32
-    if made == {record.modes.autocast} and record.call.short in _CAST_DOWN:
-        dtype: torch.dtype = getattr(torch, record.modes.autocast)
-        return dtype
-    return None
+    return torch.float32 if _made(record) == {"float32"} else _cast_down_to(record)
+
+
+def as_autocast_rounds(record: CallRecord, given: Mapping[Slot, torch.Tensor]) -> dict[Slot, torch.Tensor]:
+    """The values that the kernel was given, in their recorded dtypes: a product under autocast never sees the digits that were cut off."""
+    dtype = _cast_down_to(record) if record.level == "api" else None
+    if dtype is None:
+        return dict(given)
+    return {slot: tensor.to(given[slot].dtype) for slot, tensor in cast(given, dtype).items()}
+
+
+def _cast_down_to(record: CallRecord) -> torch.dtype | None:
+    autocast = record.modes.autocast if record.modes is not None else None
+    if autocast is None or _made(record) != {autocast} or record.call.short not in _CAST_DOWN:
+        return None
+    dtype: torch.dtype = getattr(torch, autocast)
+    return dtype
+
+
+def _made(record: CallRecord) -> set[str]:
+    """The floating dtypes of the results."""
+    return {slot.dtype for slot in record.slots if slot.slot.role == "output" and slot.dtype in DTYPES and DTYPES[slot.dtype].is_floating}
 
 
 def cast(given: Mapping[Slot, torch.Tensor], dtype: torch.dtype) -> dict[Slot, torch.Tensor]:

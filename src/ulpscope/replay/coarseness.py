@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ulpscope.model import DTYPES
 
-__all__ = ["leeway", "tells_by_scale"]
+__all__ = ["is_dropped", "leeway", "tells_by_scale"]
 
 _ROUNDED_OPERANDS = 8.0
 """Units that round operands also drop bits of their sums: TF32 products reach 892, 82 and 41 where float32 ones reach 72, 24 and 7."""
@@ -17,6 +17,9 @@ _RUNNING = frozenset({"cumsum", "cumprod", "logcumsumexp"})
 """In such dtypes an error here stays in all that follows, so that honest CUDA kernels show a change of scale of up to 1.7."""
 
 
+_DROPPED_PER_TERM = 2.0**-26
+"""Units that round operands add up a few terms at a time and drop, not round, what is beyond their accumulator. So a long sum shrinks as a
+whole: a product of an H200 by 2.3e-9 of itself for each of its terms, a convolution by up to 1.2e-8 for each that its sizes show."""
 _OPTIMIZER = 8.0
 """A fused AdamW step multiplies by reciprocals: 24 and 6.8 on an H200, where no other float32 kernel is above 3.8 and 2.1."""
 
@@ -27,6 +30,11 @@ def leeway(program: str, dtype: str, *, is_rounding: bool) -> float:
     if program.startswith("optimizer."):
         return _OPTIMIZER
     return max((_NARROW.get(word, 1.0) for word in _words(program)), default=1.0) if _is_narrow(dtype) else 1.0
+
+
+def is_dropped(scale: float | None, num_terms: float) -> bool:
+    """Whether a unit that rounds operands shrinks sums of so many terms by such a change of scale; it never makes them larger."""
+    return scale is not None and -_DROPPED_PER_TERM * num_terms <= scale <= 0
 
 
 def tells_by_scale(program: str, dtype: str) -> bool:

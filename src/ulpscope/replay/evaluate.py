@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records to Programs: a recorded call as a pure function of its tensors, forward and backward.
 
-A call that writes to its arguments gets copies. Autocast is as recorded in the native precision and off in a wider one. Gradients are
-those of one leaf for each gradient edge: a tensor that was passed twice has one gradient, under the slot where it stood first.
+A call that writes to its arguments gets copies. Autocast is as recorded in the native precision and off in a wider one, which begins
+from what autocast had rounded. Gradients are those of one leaf for each gradient edge: a tensor that was passed twice has one gradient,
+under the slot where it stood first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ulpscope.model import DTYPES, Arguments, CallRecord, Slot, TensorRecord
 from ulpscope.replay.arguments import Decoding, decode_arguments, read_tensor, slots_named, tensor_of, with_slots, zeros_like_record
-from ulpscope.replay.autocasting import autocast_of_another_device, cast
+from ulpscope.replay.autocasting import as_autocast_rounds, autocast_of_another_device, cast
 from ulpscope.replay.program import NotReplayable, Program, Reader
 from ulpscope.replay.rebuild import Function, function_of, writes_to_arguments
 from ulpscope.replay.sizes import check_made, check_recorded_sizes, check_result_sizes, largest_result
@@ -139,7 +140,7 @@ class _Call:
         inputs = {slot: read_tensor(record, read) if record.content else zeros_like_record(record) for slot, record in self.slots.items()}
         if not self.is_writing:
             check_result_sizes(self.record.call.op, self.arguments, self.slots, inputs, self.limit, self._results_on_meta)
-        return inputs
+        return as_autocast_rounds(self.record, inputs)
 
     def run(self, given: Tensors, wide: torch.dtype | None) -> dict[Slot, torch.Tensor]:
         """All results by slot, with their graph where the given tensors have one."""

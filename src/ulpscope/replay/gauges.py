@@ -13,11 +13,10 @@ __all__ = ["has_free_signs", "with_signs_of"]
 
 _ROWS = {"qr": (1,), "svd": (2,)}
 """Results whose rows, not columns, carry the sign."""
-_FACTORS = frozenset({"eigh", "linalg_eigh", "qr", "linalg_qr", "svd", "linalg_svd"})
 
 
 def has_free_signs(call: CallName) -> bool:
-    return call.short in _FACTORS
+    return bool(call.free_signs)
 
 
 def with_signs_of(call: CallName, recorded: Mapping[Slot, torch.Tensor], exact: Mapping[Slot, torch.Tensor]) -> dict[Slot, torch.Tensor]:

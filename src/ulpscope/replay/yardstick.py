@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from ulpscope.model import DTYPES, DType, OperandFormat, Slot, SlotReplay
-from ulpscope.replay.coarseness import leeway, tells_by_scale
+from ulpscope.replay.coarseness import is_dropped, leeway, tells_by_scale
 from ulpscope.replay.honest import Evaluations, Moves
 from ulpscope.replay.probes import STEP, is_floating
 from ulpscope.replay.program import NotReplayable, Program
@@ -59,8 +59,14 @@ class Yardstick:
 
     def _with_leeway(self, found: SlotReplay) -> SlotReplay:
         name = self._program.name
-        bias = found.bias if tells_by_scale(name, found.dtype) else None
+        is_excused = bool(self._rounded) and not self._plain.is_composite and is_dropped(found.scale, self._num_terms(found.numel))
+        bias = found.bias if tells_by_scale(name, found.dtype) and not is_excused else None
         return replace(found, bias=bias, leeway=leeway(name, found.dtype, is_rounding=bool(self._rounded)))
+
+    def _num_terms(self, numel: int) -> float:
+        """How many products are added up into an element, as the sizes of a matrix product show: (m k)(k n) / (m n) = k^2."""
+        *_, one, other = (0, 0, *sorted(value.numel() for value in self._program.inputs.values()))
+        return math.sqrt(one * other / max(numel, 1))
 
     def _measure(self, slot: Slot, recorded: torch.Tensor, enough: Limits | None) -> SlotReplay:
         exact = self.exact()[slot]
