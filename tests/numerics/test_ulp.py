@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 
 from ulpscope.model import DTYPES
 from ulpscope.numerics.casting import byte_values, reals, widen
-from ulpscope.numerics.ulp import (
-    BUCKETS,
-    bucket_counts,
-    bucket_top,
-    code_places,
-    common_dtype,
-    distances,
-    places,
-    places_of_bits,
-    quantile,
-)
+from ulpscope.numerics.pair_sums import BUCKETS, bucket_top, quantiles
+from ulpscope.numerics.ulp import bucket_counts, code_places, common_dtype, distances, places, places_of_bits
 
 FLOATS = [name for name, entry in DTYPES.items() if entry.kind == "float"]
 
@@ -107,7 +98,7 @@ def test_buckets_cover_all_distances() -> None:
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=200), st.sampled_from([0.5, 0.99]))
 def test_quantiles(values: list[int], share: float) -> None:
     exact = sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
-    found = quantile(bucket_counts(np.array(values, np.uint64)), share, max(values))
+    (found,) = quantiles(bucket_counts(np.array(values, np.uint64)), [share], max(values))
     assert exact <= found <= max(exact * 9 / 8, exact)
     if exact < 16:
         assert found == exact

@@ -36,6 +36,7 @@ from ulpscope.model import (
 )
 from ulpscope.report import html
 from ulpscope.report.html import page_data, write_html
+from ulpscope.workflows.condensing import Condensed
 
 HOSTILE = (
     "<script>window.hacked = 1</script>",
@@ -205,17 +206,25 @@ def test_many_same_calls_are_left_out_but_counted(monkeypatch: pytest.MonkeyPatc
     calls = [one_call(f"same{order}", order=order) for order in range(8)] + [one_call("bad", order=8, equal=False)]
     finding = Finding(level="note", kind="arguments", headline="", rank=0, step=0, phase="forward", call="same6.0")
     data = page_data(comparison_of(*calls, findings=(finding,)))
-    assert data["rows"]["order"] == [0, 1, 2, 6, 8]
-    assert data["num_left_out"] == 4
+    assert data["rows"]["order"] == [0, 1, 6, 8]
+    assert data["num_left_out"] == 5
     assert data["counts"] == {"same": 8, "differs": 1}
-    assert data["findings"][0]["row"] == 3
+    assert data["findings"][0]["row"] == 2
 
 
-def test_differing_calls_are_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_differing_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that holds a million of them opens nowhere."""
     monkeypatch.setattr(html, "ROW_LIMIT", 2)
     data = page_data(comparison_of(*(one_call(f"op{order}", order=order, equal=order == 0) for order in range(5))))
-    assert data["rows"]["order"] == [1, 2, 3, 4]
-    assert data["num_left_out"] == 1
+    assert data["rows"]["order"] == [1, 2]
+    assert data["num_left_out"] == 3
+
+
+def test_condensed_steps_are_counted_and_left_out() -> None:
+    condensed = Condensed()
+    condensed.add(1, [one_call(f"op{order}", order=order) for order in range(3)])
+    data = page_data(replace(comparison_of(one_call("op0")), condensed=condensed))
+    assert (data["num_left_out"], data["counts"]) == (3, {"same": 4})
 
 
 def test_details_beyond_the_limit_leave_the_culprit_in(monkeypatch: pytest.MonkeyPatch) -> None:

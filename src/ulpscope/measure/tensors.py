@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from ulpscope.measure.metrics import METRICS
 from ulpscope.model import DTYPES, Metric, Summary, TensorData, TensorMeasurement, TensorRecord, Undefined
-from ulpscope.numerics.casting import as_bytes, real_dtype, reals, widen
-from ulpscope.numerics.difference import Difference, difference
-from ulpscope.numerics.ulp import BUCKETS, quantile
+from ulpscope.numerics.buffers import flat_view, real_dtype, value_at
+from ulpscope.numerics.difference import difference
+from ulpscope.numerics.pair_sums import BUCKETS, Difference, quantiles
 
 __all__ = ["measure_equal", "measure_tensors"]
 
@@ -28,7 +26,7 @@ _FINITE_METRICS = tuple(
 
 def measure_tensors(subject: TensorData, reference: TensorData) -> TensorMeasurement:
     """Measure two tensors of the same shape; their dtypes may differ."""
-    left, right = as_bytes(subject), as_bytes(reference)
+    left, right = flat_view(subject), flat_view(reference)
     found = difference(subject.dtype, left, reference.dtype, right)
     if not DTYPES[subject.dtype].is_floating and found.ulp_counts is not None:
         found.max_abs = float(found.ulp_max)  # between integers the same, and exact where float64 is not
@@ -38,9 +36,9 @@ def measure_tensors(subject: TensorData, reference: TensorData) -> TensorMeasure
     parts = 2 if subject.dtype != real_dtype(subject.dtype) else 1
     return _measurement(
         found,
-        worst_index=tuple(int(i) for i in np.unravel_index(worst // parts, subject.shape)),
-        worst_subject=_value(subject, left, worst),
-        worst_reference=_value(reference, right, worst),
+        worst_index=_index(worst // parts, subject.shape),
+        worst_subject=value_at(subject.dtype, left, worst),
+        worst_reference=value_at(reference.dtype, right, worst),
     )
 
 
@@ -58,8 +56,7 @@ def _no_difference(numel: int, nonfinite: int, rms: float) -> Difference:
     finite = numel - nonfinite
     fraction, exponent = math.frexp(rms)
     squares = fraction * fraction * finite
-    counts = np.zeros(BUCKETS, np.int64)
-    counts[0] = finite
+    counts = [finite] + [0] * (BUCKETS - 1)
     return Difference(
         numel=numel,
         sum_squares_subject=squares,
@@ -165,11 +162,8 @@ def _cosine(found: Difference, finite: int) -> Metric:
 def _ulp_metrics(found: Difference) -> dict[str, Metric]:
     if found.ulp_counts is None:
         return dict.fromkeys(("ulp_max", "ulp_p50", "ulp_p99"), Undefined("the two dtypes share no unit in the last place"))
-    return {
-        "ulp_max": float(found.ulp_max),
-        "ulp_p50": quantile(found.ulp_counts, 0.5, found.ulp_max),
-        "ulp_p99": quantile(found.ulp_counts, 0.99, found.ulp_max),
-    }
+    middle, high = quantiles(found.ulp_counts, (0.5, 0.99), found.ulp_max)
+    return {"ulp_max": float(found.ulp_max), "ulp_p50": middle, "ulp_p99": high}
 
 
 def _root_mean(total: float, found: Difference) -> float:
@@ -184,5 +178,10 @@ def _unscaled(value: float, found: Difference) -> float:
         return math.inf
 
 
-def _value(data: TensorData, raw: np.ndarray[tuple[int], np.dtype[np.uint8]], position: int) -> float:
-    return float(widen(real_dtype(data.dtype), reals(data.dtype, raw)[position : position + 1])[0])
+def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The indices of a position in row-major order."""
+    index: list[int] = []
+    for size in reversed(shape):
+        position, at = divmod(position, size)
+        index.append(at)
+    return tuple(reversed(index))

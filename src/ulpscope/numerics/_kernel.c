@@ -2,10 +2,10 @@
  *
  * The compiled passes of ulpscope.numerics: statistics and fingerprint of one tensor, and the difference of two.
  *
- * Policy. A plain shared library called through ctypes: no Python API, no global state, no allocation. One pass over
+ * Policy. A plain shared library called through ctypes: no Python API, no global state, no allocation, no threads of its own. One pass over
  * memory in blocks that fit the first-level cache; within a block each quantity has a loop of its own that vectorises.
  * The passes are compiled once for each instruction set and chosen at run time. The number of lanes of a floating sum is
- * the same in each of them and nothing is contracted into fused multiply-adds, so every CPU gives the same bits.
+ * the same in each of them, and multiply-adds are fused only where the product is exact, so every CPU gives the same bits.
  * Where this file does not compile (no GNU vector extensions, big-endian) the package works with NumPy instead.
  *
  * The file includes itself: the second part below is the pass for one vector width.
@@ -14,6 +14,11 @@
 
 #if !defined(__GNUC__) || !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "needs GNU vector extensions and a little-endian machine"
+#endif
+
+/* ULPSCOPE_PORTABLE leaves out what other machines do not have, so that a test can build here what they build. */
+#if defined(__x86_64__) && !defined(ULPSCOPE_PORTABLE)
+#define ULPSCOPE_X86
 #endif
 
 #include <stddef.h>
@@ -37,6 +42,8 @@
 enum kind { FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INT64, INT32, INT16, UINT64, UINT32, UINT16, CODES };
 
 static const size_t SIZE[] = {8, 4, 2, 2, 8, 4, 2, 8, 4, 2, 1};
+/* Whether values need a double; all others are floats of at most 24 bits. */
+static const int IS_WIDE[] = {1, 0, 0, 0, 1, 1, 0, 1, 1, 0, 0};
 
 struct summary {
     uint64_t s0, s1;
@@ -44,7 +51,8 @@ struct summary {
     uint64_t nan, posinf, neginf, zero, subnormal;
 };
 
-enum { BLOCK = 4096, CODE_BLOCK = 32768, PAIR_BLOCK = 512, PAIR_LANES = 8, BUCKETS = 496, SLICES = 4 };
+enum { BLOCK = 4096, CODE_BLOCK = 32768, PAIR_BLOCK = 512, PAIR_LANES = 8, BUCKETS = 496, SLICES = 8 };
+enum { SEGMENT = 1 << 18, ROUND = 64 }; /* bytes, a multiple of every block; segments in flight */
 
 struct difference {
     double max_abs, max_rel, sum_abs, sum_squares, sum_squares_subject, sum_squares_reference, sum_products;
@@ -57,8 +65,13 @@ struct difference {
 /* What one block of a pair contributes. */
 struct part {
     double max_abs, max_rel, sum_abs, sum_squares, sum_squares_subject, sum_squares_reference, sum_products;
-    uint64_t within_1e4, within_1e3, within_5e3, sign_flips;
+    uint64_t beyond_1e4, beyond_1e3, beyond_5e3, sign_flips;
 };
+
+/* Positions within 1e-4 have ratios below this, also where the product with 1e-4 is subnormal and rounds up. */
+#define FAR_RATIO 2.5e-4
+#define SHRINK (1 - 0x1p-50)
+#define MAGNITUDE 0x7FFFFFFFFFFFFFFFu
 
 INLINE double from_bits64(uint64_t bits) {
     double value;
@@ -80,12 +93,16 @@ INLINE float from_bits32(uint32_t bits) {
 
 INLINE double value_float64(uint64_t bits) { return from_bits64(bits); }
 INLINE double value_float32(uint32_t bits) { return from_bits32(bits); }
-INLINE double value_bfloat16(uint16_t bits) { return from_bits32((uint32_t)bits << 16); }
-INLINE double value_float16(uint16_t bits) {
-    uint32_t magnitude = (uint32_t)(bits & 0x7FFF) << 13, sign = (uint32_t)(bits & 0x8000) << 16;
-    double value = from_bits32(magnitude | (magnitude >= 0x0F800000 ? 0x7F800000 : 0)) * 0x1p112;
-    return sign ? -value : value;
+/* The exponent of float16 in the place of that of float32 is a number 2**112 too small; exact for subnormal numbers as well. */
+INLINE float narrow_float16(uint16_t bits) {
+    uint32_t magnitude = (uint32_t)(bits & 0x7FFF) << 13, sign = (uint32_t)(bits & 0x8000) << 16, scaled;
+    float value = from_bits32(magnitude | (magnitude >= 0x0F800000 ? 0x7F800000 : 0)) * 0x1p112f;
+    memcpy(&scaled, &value, 4);
+    return from_bits32(scaled | sign);
 }
+INLINE float narrow_bfloat16(uint16_t bits) { return from_bits32((uint32_t)bits << 16); }
+INLINE double value_float16(uint16_t bits) { return narrow_float16(bits); }
+INLINE double value_bfloat16(uint16_t bits) { return narrow_bfloat16(bits); }
 
 #define RATIO 0xD1342543DE82EF95u
 
@@ -104,7 +121,7 @@ INLINE uint64_t mix(uint64_t word) {
 }
 
 /* A thread may flush subnormal numbers to zero (torch.set_flush_denormal): the passes count every value. */
-#if defined(__x86_64__)
+#if defined(ULPSCOPE_X86)
 #include <immintrin.h>
 typedef unsigned control;
 INLINE control exact_subnormals(void) {
@@ -178,42 +195,75 @@ INLINE unsigned bucket(uint64_t distance) {
     return 8 * shift + (unsigned)(distance >> shift);
 }
 
-/* Takes what is not finite out of a block of doubles: zero on both sides, counted, and not kept for the distances. */
-static size_t scrub(double *a, double *b, size_t n, size_t start, uint8_t *keep, struct difference *out) {
-    size_t nonfinite = 0;
-    for (size_t i = 0; i < n; i++) {
-        keep[i] = a[i] - a[i] == 0 && b[i] - b[i] == 0;
-        if (keep[i])
-            continue;
-        int nan = (a[i] != a[i]) != (b[i] != b[i]);
-        int inf = !nan && a[i] == a[i] && a[i] != b[i];
-        out->nan_disagree += (unsigned)nan;
-        out->inf_disagree += (unsigned)inf;
-        if ((nan || inf) && out->first_disagree < 0)
-            out->first_disagree = (int64_t)(start + i);
-        a[i] = b[i] = 0;
-        nonfinite++;
+/* Takes what is not finite out of a block: zero on both sides, counted, and not kept for the distances. */
+#define SCRUB(name, T)                                                                                                                     \
+    static size_t scrub_##name(T *a, T *b, size_t n, size_t start, uint8_t *keep, struct difference *out) {                                \
+        size_t nonfinite = 0;                                                                                                              \
+        for (size_t i = 0; i < n; i++) {                                                                                                   \
+            keep[i] = a[i] - a[i] == 0 && b[i] - b[i] == 0;                                                                                \
+            if (keep[i])                                                                                                                   \
+                continue;                                                                                                                  \
+            int nan = (a[i] != a[i]) != (b[i] != b[i]);                                                                                    \
+            int inf = !nan && a[i] == a[i] && a[i] != b[i];                                                                                \
+            out->nan_disagree += (unsigned)nan;                                                                                            \
+            out->inf_disagree += (unsigned)inf;                                                                                            \
+            if ((nan || inf) && out->first_disagree < 0)                                                                                   \
+                out->first_disagree = (int64_t)(start + i);                                                                                \
+            a[i] = b[i] = 0;                                                                                                               \
+            nonfinite++;                                                                                                                   \
+        }                                                                                                                                  \
+        out->nonfinite += nonfinite;                                                                                                       \
+        return nonfinite;                                                                                                                  \
+    }                                                                                                                                      \
+    static size_t scrub_equal_##name(T *a, size_t n) {                                                                                     \
+        size_t nonfinite = 0;                                                                                                              \
+        for (size_t i = 0; i < n; i++)                                                                                                     \
+            if (a[i] - a[i] != 0) {                                                                                                        \
+                a[i] = 0;                                                                                                                  \
+                nonfinite++;                                                                                                               \
+            }                                                                                                                              \
+        return nonfinite;                                                                                                                  \
     }
-    out->nonfinite += nonfinite;
-    return nonfinite;
+SCRUB(wide, double)
+SCRUB(narrow, float)
+#undef SCRUB
+
+/* Buckets of the last block that wait to be counted, while the next block is read: adding one to memory and arithmetic on vectors
+ * go on side by side. Neighbours have tables of their own, since equal ones would wait for each other. */
+struct counting {
+    uint32_t index[PAIR_BLOCK] __attribute__((aligned(64)));
+    size_t pending;
+    uint32_t slices[SLICES][BUCKETS];
+};
+
+/* Counts what is pending from position `from`, a multiple of the slices. */
+static void count_rest(struct counting *counting, size_t from) {
+    for (size_t i = from; i < counting->pending; i++)
+        counting->slices[i % SLICES][counting->index[i]]++;
+    counting->pending = 0;
 }
 
-static size_t scrub_equal(double *a, size_t n) {
-    size_t nonfinite = 0;
-    for (size_t i = 0; i < n; i++)
-        if (a[i] - a[i] != 0) {
-            a[i] = 0;
-            nonfinite++;
-        }
-    return nonfinite;
-}
-
-static void flush(uint32_t slices[SLICES][BUCKETS], struct difference *out) {
+static void flush(struct counting *counting, struct difference *out) {
     for (size_t slice = 0; slice < SLICES; slice++)
         for (size_t i = 0; i < BUCKETS; i++) {
-            out->ulp_counts[i] += slices[slice][i];
-            slices[slice][i] = 0;
+            out->ulp_counts[i] += counting->slices[slice][i];
+            counting->slices[slice][i] = 0;
         }
+}
+
+/* Puts the summary of a segment behind those before it; `words` is the length of the segment. */
+static void append(struct summary *out, const struct summary *part, size_t words) {
+    out->s0 += part->s0;
+    out->s1 = out->s1 * power(words) + part->s1;
+    out->min = part->min < out->min ? part->min : out->min;
+    out->max = part->max > out->max ? part->max : out->max;
+    out->sum += part->sum;
+    out->sum_squares += part->sum_squares;
+    out->nan += part->nan;
+    out->posinf += part->posinf;
+    out->neginf += part->neginf;
+    out->zero += part->zero;
+    out->subnormal += part->subnormal;
 }
 
 #define ULPSCOPE_PASS
@@ -221,7 +271,7 @@ static void flush(uint32_t slices[SLICES][BUCKETS], struct difference *out) {
 #define PASTE(a, b) PASTE_(a, b)
 #define NAME(base) PASTE(base, TARGET)
 
-#if defined(__x86_64__)
+#if defined(ULPSCOPE_X86)
 #define TARGET avx512
 #define WIDTH 64
 #if defined(__clang__)
@@ -242,10 +292,10 @@ static void flush(uint32_t slices[SLICES][BUCKETS], struct difference *out) {
 #define TARGET avx2
 #define WIDTH 32
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,f16c,fma"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,f16c")
+#pragma GCC target("avx2,f16c,fma")
 #endif
 #include "_kernel.c"
 #if defined(__clang__)
@@ -263,14 +313,15 @@ static void flush(uint32_t slices[SLICES][BUCKETS], struct difference *out) {
 #undef TARGET
 #undef WIDTH
 
-#if defined(__x86_64__)
+#if defined(ULPSCOPE_X86)
 static int level(void) {
     static int found = -1;
     if (found < 0) {
         __builtin_cpu_init();
         int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl");
-        found = !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c") ? 0 : wide ? 2 : 1;
+        int middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
+        found = !middle ? 0 : wide ? 2 : 1;
     }
     return found;
 }
@@ -282,11 +333,11 @@ static int level(void) {
     }
 #else
 static int level(void) { return 0; }
-#define DISPATCH(function, ...) function##_plain(__VA_ARGS__)
+#define DISPATCH(function, ...) function##_plain(__VA_ARGS__);
 #endif
 
 /* That of VERSION in kernel.py: goes up with every change of a result or a signature, so that a library left over from an older source is not used. */
-EXPORT int ulpscope_version(void) { return 1; }
+EXPORT int ulpscope_version(void) { return 3; }
 
 /* The best instruction set that this CPU has: 0 plain, 1 AVX2, 2 AVX-512. A `target` below means one of these, or -1 for the best. */
 EXPORT int ulpscope_level(void) { return level(); }
@@ -296,15 +347,61 @@ EXPORT void ulpscope_fingerprint(const void *data, size_t size_bytes, uint64_t s
     DISPATCH(fingerprint, data, size_bytes, sums)
 }
 
-/* 0, or -1 where the size is no whole number of elements. `values` is the table of CODES, else unused. */
-EXPORT int ulpscope_summarize(int kind, const void *data, size_t size_bytes, const double *values, double tiny, struct summary *out,
-                              int target) {
+/* Segments of one tensor that several threads take one after the other. Sums are added up within a segment and then in the order of the
+ * segments, so they do not depend on who did which. */
+struct segments {
+    int kind, target;
+    const uint8_t *data;
+    size_t size_bytes, first, count, taken;
+    const double *values;
+    double tiny;
+    struct summary parts[ROUND];
+};
+
+static size_t segment_length(const struct segments *job, size_t segment) {
+    size_t start = segment * SEGMENT;
+    return job->size_bytes - start < SEGMENT ? job->size_bytes - start : SEGMENT;
+}
+
+static void summarize_segments(void *argument) {
+    struct segments *job = argument;
+    const int target = job->target;
     (void)target;
+    control before = exact_subnormals();
+    for (size_t i; (i = __atomic_fetch_add(&job->taken, 1, __ATOMIC_RELAXED)) < job->count;) {
+        const size_t segment = job->first + i;
+        DISPATCH(summarize, job->kind, job->data + segment * SEGMENT, segment_length(job, segment), job->values, job->tiny, &job->parts[i])
+    }
+    restore(before);
+}
+
+/* 0, or -1 where the size is no whole number of elements. `values` is the table of CODES, else unused. `parallel`, where it is given, calls a
+ * function with its argument in each of so many threads and returns when all are done; its last argument is 0. */
+EXPORT int ulpscope_summarize(int kind, const void *data, size_t size_bytes, const double *values, double tiny, struct summary *out,
+                              int target, void (*parallel)(void (*)(void *), void *, unsigned, unsigned), unsigned threads) {
     if (kind < 0 || kind > CODES || size_bytes % SIZE[kind])
         return -1;
-    control before = exact_subnormals();
-    DISPATCH(summarize, kind, data, size_bytes, values, tiny, out)
-    restore(before);
+    struct segments job;
+    job.kind = kind;
+    job.target = target;
+    job.data = data;
+    job.size_bytes = size_bytes;
+    job.values = values;
+    job.tiny = tiny;
+    memset(out, 0, sizeof *out);
+    out->min = __builtin_inf();
+    out->max = -__builtin_inf();
+    const size_t segments = (size_bytes + SEGMENT - 1) / SEGMENT;
+    for (job.first = 0; job.first < segments; job.first += job.count) {
+        job.count = segments - job.first < ROUND ? segments - job.first : ROUND;
+        job.taken = 0;
+        if (parallel && threads > 1 && job.count >= 4)
+            parallel(summarize_segments, &job, threads, 0);
+        else
+            summarize_segments(&job);
+        for (size_t i = 0; i < job.count; i++)
+            append(out, &job.parts[i], (segment_length(&job, job.first + i) + 7) / 8);
+    }
     return 0;
 }
 
@@ -330,6 +427,9 @@ EXPORT int ulpscope_difference(int kind, const void *subject, const void *refere
 #define V_I32 NAME(i32)
 #define V_U16 NAME(u16)
 #define V_I16 NAME(i16)
+#define V_U32S NAME(u32s)
+#define V_I32S NAME(i32s)
+#define V_F32S NAME(f32s)
 /* Vectors that hold as many elements as a full vector of doubles. */
 typedef double V_F64 __attribute__((vector_size(WIDTH)));
 typedef uint64_t V_U64 __attribute__((vector_size(WIDTH)));
@@ -340,10 +440,23 @@ typedef int32_t V_I32 __attribute__((vector_size(WIDTH / 2)));
 typedef uint16_t V_U16 __attribute__((vector_size(WIDTH / 4)));
 typedef int16_t V_I16 __attribute__((vector_size(WIDTH / 4)));
 
+/* Full vectors of 32 bits. */
+typedef uint32_t V_U32S __attribute__((vector_size(WIDTH), may_alias));
+typedef int32_t V_I32S __attribute__((vector_size(WIDTH)));
+typedef float V_F32S __attribute__((vector_size(WIDTH)));
+
 #define PER (WIDTH / 8)    /* doubles in a vector */
 #define LANES 16           /* of a sum: the same for every width */
 #define REGISTERS (LANES / PER)
 #define WIDEN(vector) __builtin_convertvector(vector, V_F64)
+/* Some compilers convert a vector half by half. */
+#if WIDTH == 64
+#define WIDEN_FLOATS(vector) ((V_F64)_mm512_cvtps_pd((__m256)(vector)))
+#define WIDEN_HALVES(vector) ((V_U32)_mm256_cvtepu16_epi32((__m128i)(vector)))
+#else
+#define WIDEN_FLOATS(vector) WIDEN(vector)
+#define WIDEN_HALVES(vector) __builtin_convertvector(vector, V_U32)
+#endif
 #define LOADER(name, vector_type)                                                                                                          \
     INLINE vector_type NAME(load_##name)(const void *p) {                                                                                  \
         vector_type v;                                                                                                                     \
@@ -370,23 +483,22 @@ INLINE V_F64 NAME(decode_float32)(const void *p, int finite) {
     V_U32 u = NAME(load_u32)(p);
     if (finite)
         u &= (V_U32)((u & 0x7FFFFFFFu) < (uint32_t)0x7F800000u);
-    return WIDEN((V_F32)u);
+    return WIDEN_FLOATS((V_F32)u);
 }
 INLINE V_F64 NAME(decode_bfloat16)(const void *p, int finite) {
-    V_U32 u = __builtin_convertvector(NAME(load_u16)(p), V_U32) << 16;
+    V_U32 u = WIDEN_HALVES(NAME(load_u16)(p)) << 16;
     if (finite)
         u &= (V_U32)((u & 0x7FFFFFFFu) < (uint32_t)0x7F800000u);
-    return WIDEN((V_F32)u);
+    return WIDEN_FLOATS((V_F32)u);
 }
 #if WIDTH == 16
-/* The exponent of float16 in the place of that of float32 is a number 2**112 too small; exact for subnormal numbers as well. */
 INLINE V_F64 NAME(decode_float16)(const void *p, int finite) {
-    V_U32 u = __builtin_convertvector(NAME(load_u16)(p), V_U32);
+    V_U32 u = WIDEN_HALVES(NAME(load_u16)(p));
     V_U32 sign = (u & 0x8000u) << 16, magnitude = (u & 0x7FFFu) << 13;
     V_U32 special = (V_U32)(magnitude >= (uint32_t)0x0F800000u);
     magnitude = finite ? magnitude & ~special : magnitude | (special & 0x7F800000u);
     V_F32 scaled = (V_F32)magnitude * 0x1p112f;
-    return WIDEN((V_F32)((V_U32)scaled | sign));
+    return WIDEN_FLOATS((V_F32)((V_U32)scaled | sign));
 }
 #else
 INLINE V_F64 NAME(decode_float16)(const void *p, int finite) {
@@ -394,9 +506,9 @@ INLINE V_F64 NAME(decode_float16)(const void *p, int finite) {
     if (finite)
         u &= (V_U16)((u & 0x7FFF) < (uint16_t)0x7C00);
 #if WIDTH == 64
-    return WIDEN((V_F32)_mm256_cvtph_ps((__m128i)u));
+    return WIDEN_FLOATS((V_F32)_mm256_cvtph_ps((__m128i)u));
 #else
-    return WIDEN((V_F32)_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)&u)));
+    return WIDEN_FLOATS((V_F32)_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)&u)));
 #endif
 }
 #endif
@@ -413,6 +525,33 @@ INLINE V_F64 NAME(decode_uint16)(const void *p, int finite) {
     return WIDEN(__builtin_convertvector(NAME(load_u16)(p), V_I32));
 }
 
+INLINE V_F64 NAME(magnitude)(V_F64 x) { return (V_F64)((V_U64)x & 0x7FFFFFFFFFFFFFFFu); }
+/* The larger, the bits of what is above, and sum + x * y where the product is exact, so that fusing it changes nothing. */
+#if WIDTH == 64
+INLINE V_F64 NAME(maximum)(V_F64 x, V_F64 y) { return (V_F64)_mm512_max_pd((__m512d)x, (__m512d)y); }
+INLINE unsigned NAME(above)(V_F64 x, V_F64 y) { return _mm512_cmp_pd_mask((__m512d)x, (__m512d)y, _CMP_GT_OQ); }
+INLINE unsigned NAME(at_least)(V_F64 x, V_F64 y) { return _mm512_cmp_pd_mask((__m512d)x, (__m512d)y, _CMP_GE_OQ); }
+INLINE V_F64 NAME(add_exact)(V_F64 sum, V_F64 x, V_F64 y) { return (V_F64)_mm512_fmadd_pd((__m512d)x, (__m512d)y, (__m512d)sum); }
+#elif WIDTH == 32
+INLINE V_F64 NAME(maximum)(V_F64 x, V_F64 y) { return (V_F64)_mm256_max_pd((__m256d)x, (__m256d)y); }
+INLINE unsigned NAME(above)(V_F64 x, V_F64 y) { return (unsigned)_mm256_movemask_pd((__m256d)(x > y)); }
+INLINE unsigned NAME(at_least)(V_F64 x, V_F64 y) { return (unsigned)_mm256_movemask_pd((__m256d)(x >= y)); }
+INLINE V_F64 NAME(add_exact)(V_F64 sum, V_F64 x, V_F64 y) { return (V_F64)_mm256_fmadd_pd((__m256d)x, (__m256d)y, (__m256d)sum); }
+#else
+INLINE V_F64 NAME(maximum)(V_F64 x, V_F64 y) {
+    V_I64 larger = x > y;
+    return (V_F64)(((V_I64)x & larger) | ((V_I64)y & ~larger));
+}
+#if defined(ULPSCOPE_X86)
+INLINE unsigned NAME(above)(V_F64 x, V_F64 y) { return (unsigned)_mm_movemask_pd((__m128d)(x > y)); }
+INLINE unsigned NAME(at_least)(V_F64 x, V_F64 y) { return (unsigned)_mm_movemask_pd((__m128d)(x >= y)); }
+#else
+INLINE unsigned NAME(two_bits)(V_I64 mask) { return (unsigned)((mask[0] & 1) | (mask[1] & 2)); }
+INLINE unsigned NAME(above)(V_F64 x, V_F64 y) { return NAME(two_bits)(x > y); }
+INLINE unsigned NAME(at_least)(V_F64 x, V_F64 y) { return NAME(two_bits)(x >= y); }
+#endif
+INLINE V_F64 NAME(add_exact)(V_F64 sum, V_F64 x, V_F64 y) { return sum + x * y; }
+#endif
 /* Lanes are added pairwise, lane i to lane i + half. */
 INLINE double NAME(total)(const V_F64 parts[REGISTERS]) {
     double lanes[LANES];
@@ -494,7 +633,7 @@ static void NAME(fingerprint)(const uint8_t *p, size_t size_bytes, uint64_t sums
 }
 
 /* Sum and sum of squares of a block. */
-#define SUMS(type, storage)                                                                                                                \
+#define SUMS(type, storage, is_exact)                                                                                                                \
     INLINE void NAME(sums_##type)(const uint8_t *p, size_t n, int finite, double *sum, double *sum_squares) {                              \
         V_F64 s[REGISTERS] = {{0}}, q[REGISTERS] = {{0}};                                                                                  \
         size_t i = 0;                                                                                                                      \
@@ -502,7 +641,7 @@ static void NAME(fingerprint)(const uint8_t *p, size_t size_bytes, uint64_t sums
             for (size_t r = 0; r < REGISTERS; r++) {                                                                                       \
                 V_F64 x = NAME(decode_##type)(p + sizeof(storage) * (i + r * PER), finite);                                                \
                 s[r] += x;                                                                                                                 \
-                q[r] += x * x;                                                                                                             \
+                q[r] = is_exact ? NAME(add_exact)(q[r], x, x) : q[r] + x * x;                                                                                                           \
             }                                                                                                                              \
         if (i < n) {                                                                                                                       \
             storage rest[LANES] = {0};                                                                                                     \
@@ -510,7 +649,7 @@ static void NAME(fingerprint)(const uint8_t *p, size_t size_bytes, uint64_t sums
             for (size_t r = 0; r < REGISTERS; r++) {                                                                                       \
                 V_F64 x = NAME(decode_##type)(rest + r * PER, finite);                                                                     \
                 s[r] += x;                                                                                                                 \
-                q[r] += x * x;                                                                                                             \
+                q[r] = is_exact ? NAME(add_exact)(q[r], x, x) : q[r] + x * x;                                                                                                           \
             }                                                                                                                              \
         }                                                                                                                                  \
         *sum += NAME(total)(s);                                                                                                            \
@@ -520,7 +659,7 @@ static void NAME(fingerprint)(const uint8_t *p, size_t size_bytes, uint64_t sums
 /* Range and counts of a block of a floating dtype, from its bits. Among values of one sign the bits order like the magnitudes, so the
  * largest signed and the largest and smallest unsigned bits hold minimum and maximum; no ordered key has to be made for each element. */
 #define FLOAT_BLOCK(type, U, S, SIGN, EXPONENT, SMALLEST_NORMAL)                                                                           \
-    SUMS(type, U)                                                                                                                          \
+    SUMS(type, U, sizeof(U) < 8)                                                                                                                          \
     BLOCKWISE void NAME(summarize_##type)(const uint8_t *bytes, size_t n, struct summary *out) {                                           \
         typedef U UNALIGNED unaligned;                                                                                                     \
         const unaligned *p = (const unaligned *)bytes;                                                                                     \
@@ -573,7 +712,7 @@ FLOAT_BLOCK(bfloat16, uint16_t, int16_t, 0x8000u, 0x7F80u, 0x0080u)
 #undef FLOAT_BLOCK
 
 #define INTEGER_BLOCK(type, T, U)                                                                                                          \
-    SUMS(type, T)                                                                                                                          \
+    SUMS(type, T, sizeof(T) < 4)                                                                                                                          \
     BLOCKWISE void NAME(summarize_##type)(const uint8_t *bytes, size_t n, struct summary *out) {                                           \
         typedef T UNALIGNED unaligned;                                                                                                     \
         const unaligned *p = (const unaligned *)bytes;                                                                                     \
@@ -628,7 +767,7 @@ static void NAME(summarize)(int kind, const uint8_t *p, size_t size_bytes, const
         summarize_codes(counts, values, tiny, out);
 }
 
-/* Decoding a block to doubles, padded with zeros to whole vectors. */
+/* Decoding a block to doubles or, where these hold every value, to floats, padded with zeros to whole vectors. */
 #define DECODE_BLOCK(type, storage)                                                                                                        \
     BLOCKWISE void NAME(decode_block_##type)(const uint8_t *p, size_t n, double *out) {                                                    \
         size_t i = 0;                                                                                                                      \
@@ -643,125 +782,199 @@ static void NAME(summarize)(int kind, const uint8_t *p, size_t size_bytes, const
             memcpy(out + i, &x, sizeof x);                                                                                                 \
         }                                                                                                                                  \
     }
-DECODE_BLOCK(float64, uint64_t)
-DECODE_BLOCK(float32, uint32_t)
-DECODE_BLOCK(float16, uint16_t)
-DECODE_BLOCK(bfloat16, uint16_t)
 DECODE_BLOCK(int64, int64_t)
 DECODE_BLOCK(int32, int32_t)
-DECODE_BLOCK(int16, int16_t)
 DECODE_BLOCK(uint64, uint64_t)
 DECODE_BLOCK(uint32, uint32_t)
-DECODE_BLOCK(uint16, uint16_t)
 #undef DECODE_BLOCK
 
-BLOCKWISE void NAME(decode_block)(int kind, const uint8_t *p, size_t n, const double *values, double *out) {
+#define DECODE_NARROW(type, storage, value)                                                                                                \
+    BLOCKWISE void NAME(decode_block_##type)(const uint8_t *bytes, size_t n, const double *values, float *out) {                           \
+        typedef storage UNALIGNED unaligned;                                                                                               \
+        const unaligned *p = (const unaligned *)bytes;                                                                                     \
+        (void)values;                                                                                                                      \
+        for (size_t i = 0; i < n; i++)                                                                                                     \
+            out[i] = (float)value(p[i]);                                                                                                   \
+    }
+#define ITSELF(u) (u)
+#define CODED(u) values[u]
+DECODE_NARROW(float16, uint16_t, narrow_float16)
+DECODE_NARROW(bfloat16, uint16_t, narrow_bfloat16)
+DECODE_NARROW(int16, int16_t, ITSELF)
+DECODE_NARROW(uint16, uint16_t, ITSELF)
+DECODE_NARROW(codes, uint8_t, CODED)
+#undef ITSELF
+#undef CODED
+#undef DECODE_NARROW
+
+/* What a block's values are read from: `out`, or the block itself where nothing has to be decoded. */
+BLOCKWISE const void *NAME(decode_block)(int kind, const uint8_t *p, size_t n, const double *values, double *out) {
+    const size_t padded = (n + PAIR_LANES - 1) / PAIR_LANES * PAIR_LANES, size = IS_WIDE[kind] ? 8 : 4;
     switch (kind) {
-    case FLOAT64: NAME(decode_block_float64)(p, n, out); break;
-    case FLOAT32: NAME(decode_block_float32)(p, n, out); break;
-    case FLOAT16: NAME(decode_block_float16)(p, n, out); break;
-    case BFLOAT16: NAME(decode_block_bfloat16)(p, n, out); break;
+    case FLOAT64:
+    case FLOAT32:
+        if (n == padded)
+            return p;
+        memcpy(out, p, size * n);
+        break;
+    case FLOAT16: NAME(decode_block_float16)(p, n, values, (float *)out); break;
+    case BFLOAT16: NAME(decode_block_bfloat16)(p, n, values, (float *)out); break;
     case INT64: NAME(decode_block_int64)(p, n, out); break;
     case INT32: NAME(decode_block_int32)(p, n, out); break;
-    case INT16: NAME(decode_block_int16)(p, n, out); break;
+    case INT16: NAME(decode_block_int16)(p, n, values, (float *)out); break;
     case UINT64: NAME(decode_block_uint64)(p, n, out); break;
     case UINT32: NAME(decode_block_uint32)(p, n, out); break;
-    case UINT16: NAME(decode_block_uint16)(p, n, out); break;
-    default:
-        for (size_t i = 0; i < n; i++)
-            out[i] = values[p[i]];
+    case UINT16: NAME(decode_block_uint16)(p, n, values, (float *)out); break;
+    default: NAME(decode_block_codes)(p, n, values, (float *)out);
     }
-    for (size_t i = n; i % PAIR_LANES; i++)
-        out[i] = 0;
+    memset((uint8_t *)out + size * n, 0, size * (padded - n));
+    return out;
 }
 
-/* Distances in units in the last place of a block, from the places of its values; positions that are not kept count as 0. */
-#define ULP_BLOCK(name, STORAGE, U, PLACE)                                                                                                 \
-    BLOCKWISE void NAME(ulp_##name)(const uint8_t *subject, const uint8_t *reference, size_t n, const uint8_t *keep, const int64_t *order, \
-                                 struct difference *out, uint32_t slices[SLICES][BUCKETS]) {                                               \
+/* The bucket of a distance of at least 16 stands in the bits of its half as a float: exponent, then three bits. `& ~(d >> 6)` clears a bit
+ * below these, so that rounding to 24 bits carries into none of them. */
+INLINE V_U32S NAME(buckets)(V_U32S d) {
+    V_U32S small = (V_U32S)(d < 16), half = (V_U32S)__builtin_convertvector((V_I32S)(d >> 1 & ~(d >> 6)), V_F32S);
+    return (d & small) | (((half >> 20) - 1024) & ~small);
+}
+INLINE V_U32S NAME(larger)(V_U32S x, V_U32S y) {
+#if WIDTH == 64
+    return (V_U32S)_mm512_max_epu32((__m512i)x, (__m512i)y);
+#elif WIDTH == 32
+    return (V_U32S)_mm256_max_epu32((__m256i)x, (__m256i)y);
+#else
+    V_U32S above = (V_U32S)(x > y);
+    return (x & above) | (y & ~above);
+#endif
+}
+INLINE uint32_t NAME(largest)(V_U32S parts) {
+    uint32_t most = 0, lanes[WIDTH / 4];
+    memcpy(lanes, &parts, sizeof lanes);
+    for (size_t i = 0; i < WIDTH / 4; i++)
+        most = lanes[i] > most ? lanes[i] : most;
+    return most;
+}
+
+/* Distances in units in the last place of a block become buckets. Values of one sign are as far apart as their bits, of two signs as their
+ * magnitudes together. What is not kept counts as 0. */
+BLOCKWISE void NAME(buckets_float32)(const uint8_t *subject, const uint8_t *reference, size_t n, const uint8_t *keep, uint32_t *index,
+                                     struct difference *out) {
+    const size_t per = WIDTH / 4;
+    uint32_t ends[2][WIDTH / 4] = {{0}};
+    V_U32S most = {0};
+    for (size_t i = 0; i < n; i += per) {
+        const uint8_t *p = subject + 4 * i, *q = reference + 4 * i;
+        V_U32S u, v, kept;
+        if (n - i < per) {
+            memcpy(ends[0], p, 4 * (n - i));
+            memcpy(ends[1], q, 4 * (n - i));
+            p = (const uint8_t *)ends[0];
+            q = (const uint8_t *)ends[1];
+        }
+        memcpy(&u, p, WIDTH);
+        memcpy(&v, q, WIDTH);
+        V_I32S apart = (V_I32S)(u - v), opposite = (V_I32S)(u ^ v) >> 31, negative = apart >> 31;
+        V_U32S one = (V_U32S)((apart ^ negative) - negative), two = (u + v) ^ 0x80000000u;
+        V_U32S distance = (one & (V_U32S)~opposite) | (two & (V_U32S)opposite);
+        if (keep) {
+            for (size_t lane = 0; lane < per; lane++)
+                kept[lane] = i + lane < n && keep[i + lane] ? 0xFFFFFFFFu : 0;
+            distance &= kept;
+        }
+        most = NAME(larger)(distance, most);
+        distance = NAME(buckets)(distance);
+        memcpy(index + i, &distance, WIDTH);
+    }
+    uint32_t all = NAME(largest)(most);
+    out->ulp_max = all > out->ulp_max ? all : out->ulp_max;
+}
+
+#define BUCKETS_NARROW(name, STORAGE, S, PLACE)                                                                                            \
+    BLOCKWISE void NAME(buckets_##name)(const uint8_t *subject, const uint8_t *reference, size_t n, const uint8_t *keep,                   \
+                                        const int64_t *order, uint32_t *index, struct difference *out) {                                   \
         typedef STORAGE UNALIGNED unaligned;                                                                                               \
         const unaligned *p = (const unaligned *)subject, *q = (const unaligned *)reference;                                                \
-        U distance[PAIR_BLOCK], most = 0, different = 0;                                                                                   \
+        V_U32S most = {0};                                                                                                                 \
         (void)order;                                                                                                                       \
         for (size_t i = 0; i < n; i++) {                                                                                                   \
-            U left = (U)PLACE(p[i]), right = (U)PLACE(q[i]);                                                                               \
-            distance[i] = BELOW(left, right) ? (U)(right - left) : (U)(left - right);                                                      \
+            S left = (S)PLACE(p[i]), right = (S)PLACE(q[i]);                                                                               \
+            index[i] = left < right ? (uint32_t)right - (uint32_t)left : (uint32_t)left - (uint32_t)right;                                 \
+        }                                                                                                                                  \
+        if (keep)                                                                                                                          \
+            for (size_t i = 0; i < n; i++)                                                                                                 \
+                index[i] = keep[i] ? index[i] : 0;                                                                                         \
+        for (size_t i = n; i % 16; i++)                                                                                                    \
+            index[i] = 0;                                                                                                                  \
+        for (size_t i = 0; i < n; i += WIDTH / 4) {                                                                                        \
+            V_U32S distance;                                                                                                               \
+            memcpy(&distance, index + i, WIDTH);                                                                                           \
+            most = NAME(larger)(distance, most);                                                                                           \
+            distance = NAME(buckets)(distance);                                                                                            \
+            memcpy(index + i, &distance, WIDTH);                                                                                           \
+        }                                                                                                                                  \
+        uint32_t all = NAME(largest)(most);                                                                                                \
+        out->ulp_max = all > out->ulp_max ? all : out->ulp_max;                                                                            \
+    }
+#define BUCKETS_WIDE(name, U, S, PLACE)                                                                                                    \
+    BLOCKWISE void NAME(buckets_##name)(const uint8_t *subject, const uint8_t *reference, size_t n, const uint8_t *keep, uint32_t *index,  \
+                                        struct difference *out) {                                                                          \
+        typedef U UNALIGNED unaligned;                                                                                                     \
+        const unaligned *p = (const unaligned *)subject, *q = (const unaligned *)reference;                                                \
+        uint64_t distance[PAIR_BLOCK] __attribute__((aligned(64))), most = 0;                                                              \
+        for (size_t i = 0; i < n; i++) {                                                                                                   \
+            S left = (S)PLACE(p[i]), right = (S)PLACE(q[i]);                                                                               \
+            distance[i] = left < right ? (uint64_t)right - (uint64_t)left : (uint64_t)left - (uint64_t)right;                              \
         }                                                                                                                                  \
         if (keep)                                                                                                                          \
             for (size_t i = 0; i < n; i++)                                                                                                 \
                 distance[i] = keep[i] ? distance[i] : 0;                                                                                   \
-        for (size_t i = 0; i < n; i++) {                                                                                                   \
+        for (size_t i = 0; i < n; i++)                                                                                                     \
             most = distance[i] > most ? distance[i] : most;                                                                                \
-            different = (U)(different + (distance[i] != 0));                                                                               \
-        }                                                                                                                                  \
-        out->different += different;                                                                                                       \
+        for (size_t i = 0; i < n; i++)                                                                                                     \
+            index[i] = bucket(distance[i]);                                                                                                \
         out->ulp_max = most > out->ulp_max ? most : out->ulp_max;                                                                          \
-        size_t rest = n % SLICES;                                                                                                          \
-        for (size_t i = n - rest; i < n; i++)                                                                                              \
-            slices[0][bucket(distance[i])]++;                                                                                              \
-        if (most < 16)                                                                                                                     \
-            for (size_t i = 0; i < n - rest; i += SLICES)                                                                                  \
-                for (size_t slice = 0; slice < SLICES; slice++)                                                                            \
-                    slices[slice][distance[i + slice]]++;                                                                                  \
-        else                                                                                                                               \
-            for (size_t i = 0; i < n - rest; i += SLICES)                                                                                  \
-                for (size_t slice = 0; slice < SLICES; slice++)                                                                            \
-                    slices[slice][bucket(distance[i + slice])]++;                                                                          \
     }
-/* The place of a floating value: its magnitude bits, negative for negative values, modulo 2**width. */
+/* The place of a floating value: its magnitude bits, negative for negative values. */
 #define PLACE64(u) ((int64_t)(u) < 0 ? -((u) & 0x7FFFFFFFFFFFFFFFu) : (u))
-#define PLACE32(u) ((int32_t)(u) < 0 ? -((u) & 0x7FFFFFFFu) : (u))
-#define PLACE16(u) ((int16_t)(u) < 0 ? -((u) & 0x7FFFu) : (u))
+#define PLACE16(u) ((int16_t)(u) < 0 ? -(int32_t)((u) & 0x7FFFu) : (int32_t)(u))
 #define PLACE_CODE(u) order[u]
 #define ITSELF(u) (u)
-#define BELOW(left, right) ((int64_t)(left) < (int64_t)(right))
-ULP_BLOCK(float64, uint64_t, uint64_t, PLACE64)
-ULP_BLOCK(int64, uint64_t, uint64_t, ITSELF)
-ULP_BLOCK(codes, uint8_t, uint64_t, PLACE_CODE)
-#undef BELOW
-#define BELOW(left, right) ((int32_t)(left) < (int32_t)(right))
-ULP_BLOCK(float32, uint32_t, uint32_t, PLACE32)
-ULP_BLOCK(int32, uint32_t, uint32_t, ITSELF)
-#undef BELOW
-#define BELOW(left, right) ((int16_t)(left) < (int16_t)(right))
-ULP_BLOCK(float16, uint16_t, uint16_t, PLACE16)
-ULP_BLOCK(int16, uint16_t, uint16_t, ITSELF)
-#undef BELOW
-#define BELOW(left, right) ((left) < (right))
-ULP_BLOCK(uint64, uint64_t, uint64_t, ITSELF)
-ULP_BLOCK(uint32, uint32_t, uint32_t, ITSELF)
-ULP_BLOCK(uint16, uint16_t, uint16_t, ITSELF)
-#undef BELOW
-#undef ULP_BLOCK
+BUCKETS_WIDE(float64, uint64_t, int64_t, PLACE64)
+BUCKETS_WIDE(int64, int64_t, int64_t, ITSELF)
+BUCKETS_WIDE(uint64, uint64_t, uint64_t, ITSELF)
+BUCKETS_NARROW(int32, int32_t, int32_t, ITSELF)
+BUCKETS_NARROW(uint32, uint32_t, uint32_t, ITSELF)
+BUCKETS_NARROW(float16, uint16_t, int32_t, PLACE16)
+BUCKETS_NARROW(int16, int16_t, int32_t, ITSELF)
+BUCKETS_NARROW(uint16, uint16_t, int32_t, ITSELF)
+BUCKETS_NARROW(codes, uint8_t, int32_t, PLACE_CODE)
+#undef BUCKETS_NARROW
+#undef BUCKETS_WIDE
 #undef PLACE64
-#undef PLACE32
 #undef PLACE16
 #undef PLACE_CODE
 #undef ITSELF
 
 BLOCKWISE void NAME(ulp_block)(int kind, const uint8_t *p, const uint8_t *q, size_t n, const uint8_t *keep, const int64_t *order,
-                            struct difference *out, uint32_t slices[SLICES][BUCKETS]) {
+                               struct difference *out, struct counting *counting) {
+    uint32_t *index = counting->index;
+    counting->pending = n;
     switch (kind) {
-    case FLOAT64: NAME(ulp_float64)(p, q, n, keep, order, out, slices); break;
-    case FLOAT32: NAME(ulp_float32)(p, q, n, keep, order, out, slices); break;
+    case FLOAT64: NAME(buckets_float64)(p, q, n, keep, index, out); break;
+    case FLOAT32: NAME(buckets_float32)(p, q, n, keep, index, out); break;
     case FLOAT16:
-    case BFLOAT16: NAME(ulp_float16)(p, q, n, keep, order, out, slices); break;
-    case INT64: NAME(ulp_int64)(p, q, n, keep, order, out, slices); break;
-    case INT32: NAME(ulp_int32)(p, q, n, keep, order, out, slices); break;
-    case INT16: NAME(ulp_int16)(p, q, n, keep, order, out, slices); break;
-    case UINT64: NAME(ulp_uint64)(p, q, n, keep, order, out, slices); break;
-    case UINT32: NAME(ulp_uint32)(p, q, n, keep, order, out, slices); break;
-    case UINT16: NAME(ulp_uint16)(p, q, n, keep, order, out, slices); break;
-    default: NAME(ulp_codes)(p, q, n, keep, order, out, slices);
+    case BFLOAT16: NAME(buckets_float16)(p, q, n, keep, order, index, out); break;
+    case INT64: NAME(buckets_int64)(p, q, n, keep, index, out); break;
+    case INT32: NAME(buckets_int32)(p, q, n, keep, order, index, out); break;
+    case INT16: NAME(buckets_int16)(p, q, n, keep, order, index, out); break;
+    case UINT64: NAME(buckets_uint64)(p, q, n, keep, index, out); break;
+    case UINT32: NAME(buckets_uint32)(p, q, n, keep, order, index, out); break;
+    case UINT16: NAME(buckets_uint16)(p, q, n, keep, order, index, out); break;
+    default: NAME(buckets_codes)(p, q, n, keep, order, index, out);
     }
 }
 
 #define PAIR_REGISTERS (PAIR_LANES / PER)
-INLINE V_F64 NAME(magnitude)(V_F64 x) { return (V_F64)((V_U64)x & 0x7FFFFFFFFFFFFFFFu); }
-INLINE V_F64 NAME(maximum)(V_F64 x, V_F64 y) {
-    V_I64 larger = x > y;
-    return (V_F64)(((V_I64)x & larger) | ((V_I64)y & ~larger));
-}
 INLINE double NAME(pair_total)(const V_F64 parts[PAIR_REGISTERS]) {
     double lanes[PAIR_LANES];
     memcpy(lanes, parts, sizeof lanes);
@@ -777,86 +990,172 @@ INLINE double NAME(pair_maximum)(const V_F64 parts[PAIR_REGISTERS]) {
         most = lanes[i] > most ? lanes[i] : most;
     return most;
 }
-INLINE uint64_t NAME(pair_count)(const V_I64 masks[PAIR_REGISTERS]) {
-    int64_t lanes[PAIR_LANES], count = 0;
-    memcpy(lanes, masks, sizeof lanes);
-    for (int i = 0; i < PAIR_LANES; i++)
-        count -= lanes[i];
-    return (uint64_t)count;
+/* The passes over the values of a padded block exist twice: `wide` reads doubles, else floats. Narrow values are floats that have at most 24
+ * bits, so products of two are exact in float64. */
+INLINE V_F64 NAME(load_values)(const void *values, size_t at, int wide) {
+    if (wide)
+        return NAME(load_f64)((const uint8_t *)values + 8 * at);
+    return WIDEN_FLOATS((V_F32)NAME(load_u32)((const uint8_t *)values + 4 * at));
+}
+INLINE double NAME(load_value)(const void *values, size_t at, int wide) {
+    double value;
+    float narrow;
+    if (wide)
+        memcpy(&value, (const uint8_t *)values + 8 * at, 8);
+    else {
+        memcpy(&narrow, (const uint8_t *)values + 4 * at, 4);
+        value = narrow;
+    }
+    return value;
 }
 
-/* Sum of squares of a padded block. */
-BLOCKWISE double NAME(squares)(const double *a, size_t padded) {
-    V_F64 sum[PAIR_REGISTERS] = {{0}};
-    for (size_t i = 0; i < padded; i += PAIR_LANES)
-        for (size_t r = 0; r < PAIR_REGISTERS; r++) {
-            V_F64 x = NAME(load_f64)(a + i + r * PER);
-            sum[r] += x * x;
-        }
-    return NAME(pair_total)(sum);
-}
-
-/* Everything that is a sum or a maximum of float64 values, over one padded block, into a fresh `part`. */
-BLOCKWISE void NAME(compare_values)(const double *a, const double *b, size_t padded, struct part *part) {
+/* Sums, and a bit in `far` for each position where the sides are more than `limit` of the reference apart, or as much where they are wide. */
+INLINE void NAME(sum_values)(const void *a, const void *b, size_t padded, int wide, double limit, struct part *part,
+                             uint8_t far[PAIR_BLOCK / 8], struct counting *counting) {
+    const size_t pending = counting->pending;
     V_F64 sum_abs[PAIR_REGISTERS] = {{0}}, squares[PAIR_REGISTERS] = {{0}}, subject[PAIR_REGISTERS] = {{0}};
     V_F64 reference[PAIR_REGISTERS] = {{0}}, products[PAIR_REGISTERS] = {{0}}, most[PAIR_REGISTERS] = {{0}};
-    for (size_t i = 0; i < padded; i += PAIR_LANES)
+    for (size_t i = 0; i < padded; i += PAIR_LANES) {
+        unsigned bits = 0;
+        if (i < pending)
+            for (size_t slice = 0; slice < SLICES; slice++)
+                counting->slices[slice][counting->index[i + slice]]++;
         for (size_t r = 0; r < PAIR_REGISTERS; r++) {
-            V_F64 x = NAME(load_f64)(a + i + r * PER), y = NAME(load_f64)(b + i + r * PER), d = x - y, size = NAME(magnitude)(d);
+            V_F64 x = NAME(load_values)(a, i + r * PER, wide), y = NAME(load_values)(b, i + r * PER, wide);
+            V_F64 d = x - y, size = NAME(magnitude)(d);
             sum_abs[r] += size;
             squares[r] += d * d;
-            subject[r] += x * x;
-            reference[r] += y * y;
-            products[r] += x * y;
+            subject[r] = wide ? subject[r] + x * x : NAME(add_exact)(subject[r], x, x);
+            reference[r] = wide ? reference[r] + y * y : NAME(add_exact)(reference[r], y, y);
+            products[r] = wide ? products[r] + x * y : NAME(add_exact)(products[r], x, y);
             most[r] = NAME(maximum)(size, most[r]);
+            V_F64 allowed = NAME(magnitude)(y) * limit;
+            bits |= (wide ? NAME(at_least)(size, allowed) : NAME(above)(size, allowed)) << (r * PER);
         }
+        far[i / PAIR_LANES] = (uint8_t)bits;
+    }
     part->sum_abs = NAME(pair_total)(sum_abs);
     part->sum_squares = NAME(pair_total)(squares);
     part->sum_squares_subject = NAME(pair_total)(subject);
     part->sum_squares_reference = NAME(pair_total)(reference);
     part->sum_products = NAME(pair_total)(products);
     part->max_abs = NAME(pair_maximum)(most);
-
-    V_F64 relative[PAIR_REGISTERS] = {{0}};
-    V_I64 within_1e4[PAIR_REGISTERS] = {{0}}, within_1e3[PAIR_REGISTERS] = {{0}}, within_5e3[PAIR_REGISTERS] = {{0}};
-    V_I64 flips[PAIR_REGISTERS] = {{0}};
-    for (size_t i = 0; i < padded; i += PAIR_LANES)
-        for (size_t r = 0; r < PAIR_REGISTERS; r++) {
-            V_F64 x = NAME(load_f64)(a + i + r * PER), y = NAME(load_f64)(b + i + r * PER), size = NAME(magnitude)(x - y);
-            V_F64 scale = NAME(magnitude)(y), ratio = size / scale;
-            relative[r] = NAME(maximum)((V_F64)((V_I64)ratio & (scale != 0.0)), relative[r]);
-            within_1e4[r] += size <= scale * 1e-4;
-            within_1e3[r] += size <= scale * 1e-3;
-            within_5e3[r] += size <= scale * 5e-3;
-            flips[r] += (((V_I64)x ^ (V_I64)y) < 0) & (x != 0.0) & (y != 0.0);
-        }
-    part->max_rel = NAME(pair_maximum)(relative);
-    part->within_1e4 = NAME(pair_count)(within_1e4);
-    part->within_1e3 = NAME(pair_count)(within_1e3);
-    part->within_5e3 = NAME(pair_count)(within_5e3);
-    part->sign_flips = NAME(pair_count)(flips);
+    count_rest(counting, padded);
 }
 
-BLOCKWISE void NAME(add_part)(const struct part *part, size_t not_elements, struct difference *out) {
+/* A larger ratio than any before. Shrinking the bound by more than two roundings lets nothing through unseen. */
+INLINE void NAME(add_ratio)(double x, double y, struct part *part) {
+    double size = from_bits64(bits64(x - y) & MAGNITUDE), scale = from_bits64(bits64(y) & MAGNITUDE), ratio = scale != 0 ? size / scale : 0;
+    part->max_rel = ratio > part->max_rel ? ratio : part->max_rel;
+}
+
+INLINE size_t NAME(count_bits)(const uint8_t bits[PAIR_BLOCK / 8], size_t padded) {
+    uint64_t words[PAIR_BLOCK / 64] = {0};
+    size_t many = 0;
+    memcpy(words, bits, padded / 8);
+    for (size_t word = 0; word < PAIR_BLOCK / 64; word++)
+        many += (size_t)__builtin_popcountll(words[word]);
+    return many;
+}
+
+/* Many positions of a block are far: leaves in `far` only those with a ratio that may be larger than all before. */
+INLINE void NAME(add_many_far)(const void *a, const void *b, size_t padded, int wide, uint8_t far[PAIR_BLOCK / 8], struct part *part) {
+    const double limit = part->max_rel * SHRINK;
+    uint8_t beyond[3][PAIR_BLOCK / 8], flips[PAIR_BLOCK / 8];
+    for (size_t i = 0; i < padded; i += PAIR_LANES) {
+        unsigned larger = 0, bits_1e4 = 0, bits_1e3 = 0, bits_5e3 = 0, turned = 0;
+        for (size_t r = 0; r < PAIR_REGISTERS; r++) {
+            V_F64 x = NAME(load_values)(a, i + r * PER, wide), y = NAME(load_values)(b, i + r * PER, wide), zero = {0};
+            V_F64 size = NAME(magnitude)(x - y), scale = NAME(magnitude)(y), allowed = scale * limit;
+            V_F64 sign = wide ? (V_F64)((V_I64)(((V_I64)x ^ (V_I64)y) < 0) & (x != 0.0) & (y != 0.0) & (V_I64)(zero - 1)) : x * y;
+            bits_1e4 |= NAME(above)(size, scale * 1e-4) << (r * PER);
+            bits_1e3 |= NAME(above)(size, scale * 1e-3) << (r * PER);
+            bits_5e3 |= NAME(above)(size, scale * 5e-3) << (r * PER);
+            turned |= NAME(above)(zero, sign) << (r * PER);
+            larger |= (wide ? NAME(at_least)(size, allowed) : NAME(above)(size, allowed)) << (r * PER);
+        }
+        beyond[0][i / PAIR_LANES] = (uint8_t)bits_1e4;
+        beyond[1][i / PAIR_LANES] = (uint8_t)bits_1e3;
+        beyond[2][i / PAIR_LANES] = (uint8_t)bits_5e3;
+        flips[i / PAIR_LANES] = (uint8_t)turned;
+        far[i / PAIR_LANES] = (uint8_t)larger;
+    }
+    part->beyond_1e4 = NAME(count_bits)(beyond[0], padded);
+    part->beyond_1e3 = NAME(count_bits)(beyond[1], padded);
+    part->beyond_5e3 = NAME(count_bits)(beyond[2], padded);
+    part->sign_flips = NAME(count_bits)(flips, padded);
+}
+
+INLINE void NAME(add_far_value)(double x, double y, struct part *part) {
+    double size = from_bits64(bits64(x - y) & MAGNITUDE), scale = from_bits64(bits64(y) & MAGNITUDE);
+    NAME(add_ratio)(x, y, part);
+    part->beyond_1e4 += size > scale * 1e-4;
+    part->beyond_1e3 += size > scale * 1e-3;
+    part->beyond_5e3 += size > scale * 5e-3;
+    part->sign_flips += (bits64(x) ^ bits64(y)) >> 63 & (x != 0) & (y != 0);
+}
+
+/* What is only asked of positions that are far: larger ratios, thresholds, changes of sign. Mostly few are. */
+INLINE void NAME(add_far)(const void *a, const void *b, size_t padded, int wide, uint8_t far[PAIR_BLOCK / 8], struct part *part) {
+    uint64_t words[PAIR_BLOCK / 64] = {0};
+    const int is_many = NAME(count_bits)(far, padded) > padded / 16;
+    if (is_many)
+        NAME(add_many_far)(a, b, padded, wide, far, part);
+    memcpy(words, far, padded / 8);
+    for (size_t word = 0; word < PAIR_BLOCK / 64; word++)
+        for (uint64_t bits = words[word]; bits; bits &= bits - 1) {
+            size_t i = 64 * word + (size_t)__builtin_ctzll(bits);
+            double x = NAME(load_value)(a, i, wide), y = NAME(load_value)(b, i, wide);
+            if (is_many)
+                NAME(add_ratio)(x, y, part);
+            else
+                NAME(add_far_value)(x, y, part);
+        }
+}
+
+#define VALUES_PASS(suffix, wide)                                                                                                          \
+    BLOCKWISE void NAME(sum_values_##suffix)(const void *a, const void *b, size_t padded, double limit, struct part *part,                 \
+                                         uint8_t *far, struct counting *counting) {                                                        \
+        NAME(sum_values)(a, b, padded, wide, limit, part, far, counting);                                                                  \
+    }                                                                                                                                      \
+    BLOCKWISE void NAME(add_far_##suffix)(const void *a, const void *b, size_t padded, uint8_t *far, struct part *part) {                  \
+        NAME(add_far)(a, b, padded, wide, far, part);                                                                                      \
+    }                                                                                                                                      \
+    BLOCKWISE double NAME(squares_##suffix)(const void *a, size_t padded) {                                                                \
+        V_F64 sum[PAIR_REGISTERS] = {{0}};                                                                                                 \
+        for (size_t i = 0; i < padded; i += PAIR_LANES)                                                                                    \
+            for (size_t r = 0; r < PAIR_REGISTERS; r++) {                                                                                  \
+                V_F64 x = NAME(load_values)(a, i + r * PER, wide);                                                                         \
+                sum[r] = wide ? sum[r] + x * x : NAME(add_exact)(sum[r], x, x);                                                            \
+            }                                                                                                                              \
+        return NAME(pair_total)(sum);                                                                                                      \
+    }
+VALUES_PASS(wide, 1)
+VALUES_PASS(narrow, 0)
+#undef VALUES_PASS
+
+BLOCKWISE void NAME(add_part)(const struct part *part, size_t elements, struct difference *out) {
     out->sum_abs += part->sum_abs;
     out->sum_squares += part->sum_squares;
     out->sum_squares_subject += part->sum_squares_subject;
     out->sum_squares_reference += part->sum_squares_reference;
     out->sum_products += part->sum_products;
     out->max_rel = part->max_rel > out->max_rel ? part->max_rel : out->max_rel;
-    out->within_1e4 += part->within_1e4 - not_elements;
-    out->within_1e3 += part->within_1e3 - not_elements;
-    out->within_5e3 += part->within_5e3 - not_elements;
+    out->within_1e4 += elements - part->beyond_1e4;
+    out->within_1e3 += elements - part->beyond_1e3;
+    out->within_5e3 += elements - part->beyond_5e3;
     out->sign_flips += part->sign_flips;
 }
 
 /* A block whose bytes are the same on both sides. */
-BLOCKWISE void NAME(add_equal_block)(double *a, size_t n, size_t padded, struct difference *out) {
-    double sum = NAME(squares)(a, padded);
+BLOCKWISE void NAME(add_equal_block)(int wide, const void *values, void *a, size_t n, size_t padded, struct difference *out) {
+    double sum = wide ? NAME(squares_wide)(values, padded) : NAME(squares_narrow)(values, padded);
     size_t nonfinite = 0;
     if (sum - sum != 0) {
-        nonfinite = scrub_equal(a, n);
-        sum = NAME(squares)(a, padded);
+        if (values != a)
+            memcpy(a, values, padded * (wide ? 8 : 4));
+        nonfinite = wide ? scrub_equal_wide(a, n) : scrub_equal_narrow(a, n);
+        sum = wide ? NAME(squares_wide)(a, padded) : NAME(squares_narrow)(a, padded);
     }
     out->nonfinite += nonfinite;
     out->sum_squares_subject += sum;
@@ -868,45 +1167,74 @@ BLOCKWISE void NAME(add_equal_block)(double *a, size_t n, size_t padded, struct 
     out->ulp_counts[0] += n;
 }
 
+INLINE void NAME(add_values)(int wide, const void *a, const void *b, size_t padded, double known, struct part *part,
+                             struct counting *counting) {
+    const double limit = known < FAR_RATIO && known * SHRINK < 1e-4 ? known * SHRINK : 1e-4;
+    uint8_t far[PAIR_BLOCK / 8];
+    memset(part, 0, sizeof *part);
+    part->max_rel = known;
+    if (wide)
+        NAME(sum_values_wide)(a, b, padded, limit, part, far, counting);
+    else
+        NAME(sum_values_narrow)(a, b, padded, limit, part, far, counting);
+    double check = part->sum_squares_subject + part->sum_squares_reference;
+    if (check - check != 0)
+        return;
+    if (wide)
+        NAME(add_far_wide)(a, b, padded, far, part);
+    else
+        NAME(add_far_narrow)(a, b, padded, far, part);
+}
+
 static void NAME(difference)(int kind, const uint8_t *subject, const uint8_t *reference, size_t numel, const double *values,
                              const int64_t *order, struct difference *out) {
     double a[PAIR_BLOCK] __attribute__((aligned(64))), b[PAIR_BLOCK] __attribute__((aligned(64)));
-    uint32_t slices[SLICES][BUCKETS];
+    struct counting counting;
     uint8_t keep[PAIR_BLOCK];
     const size_t size = SIZE[kind];
+    const int wide = IS_WIDE[kind];
     memset(out, 0, sizeof *out);
-    memset(slices, 0, sizeof slices);
+    memset(counting.slices, 0, sizeof counting.slices);
+    counting.pending = 0;
     out->worst = out->first_disagree = -1;
     for (size_t start = 0; start < numel; start += PAIR_BLOCK) {
         const uint8_t *p = subject + size * start, *q = reference + size * start;
         size_t n = numel - start < PAIR_BLOCK ? numel - start : PAIR_BLOCK;
         size_t padded = (n + PAIR_LANES - 1) / PAIR_LANES * PAIR_LANES, nonfinite = 0;
-        NAME(decode_block)(kind, p, n, values, a);
+        const void *x = NAME(decode_block)(kind, p, n, values, a);
         if (memcmp(p, q, size * n) == 0) {
-            NAME(add_equal_block)(a, n, padded, out);
+            NAME(add_equal_block)(wide, x, a, n, padded, out);
             continue;
         }
-        NAME(decode_block)(kind, q, n, values, b);
+        const void *y = NAME(decode_block)(kind, q, n, values, b);
         struct part part;
-        NAME(compare_values)(a, b, padded, &part);
+        NAME(add_values)(wide, x, y, padded, out->max_rel, &part, &counting);
         double check = part.sum_squares_subject + part.sum_squares_reference;
         if (check - check != 0) {
-            nonfinite = scrub(a, b, n, start, keep, out);
-            NAME(compare_values)(a, b, padded, &part);
+            if (x != a) {
+                memcpy(a, x, padded * (wide ? 8 : 4));
+                memcpy(b, y, padded * (wide ? 8 : 4));
+                x = a;
+                y = b;
+            }
+            nonfinite = wide ? scrub_wide(a, b, n, start, keep, out) : scrub_narrow((float *)a, (float *)b, n, start, keep, out);
+            NAME(add_values)(wide, x, y, padded, out->max_rel, &part, &counting);
         }
-        NAME(add_part)(&part, padded - n + nonfinite, out);
+        NAME(add_part)(&part, n - nonfinite, out);
         if (part.max_abs > out->max_abs) {
             size_t i = 0;
-            while (i + 1 < n && from_bits64(bits64(a[i] - b[i]) & 0x7FFFFFFFFFFFFFFFu) != part.max_abs)
+            while (i + 1 < n && from_bits64(bits64(NAME(load_value)(x, i, wide) - NAME(load_value)(y, i, wide)) & MAGNITUDE) != part.max_abs)
                 i++;
             out->max_abs = part.max_abs;
             out->worst = (int64_t)(start + i);
         }
-        NAME(ulp_block)(kind, p, q, n, nonfinite ? keep : NULL, order, out, slices);
+        NAME(ulp_block)(kind, p, q, n, nonfinite ? keep : NULL, order, out, &counting);
         if (start / PAIR_BLOCK % (1 << 20) == 0)
-            flush(slices, out);
+            flush(&counting, out);
     }
-    flush(slices, out);
+    count_rest(&counting, 0);
+    flush(&counting, out);
+    out->different = numel - out->ulp_counts[0];
     out->ulp_counts[0] -= out->nonfinite;
 }
 
@@ -915,6 +1243,8 @@ static void NAME(difference)(int kind, const uint8_t *subject, const uint8_t *re
 #undef LANES
 #undef REGISTERS
 #undef WIDEN
+#undef WIDEN_FLOATS
+#undef WIDEN_HALVES
 #undef V_F64
 #undef V_U64
 #undef V_I64
@@ -923,4 +1253,7 @@ static void NAME(difference)(int kind, const uint8_t *subject, const uint8_t *re
 #undef V_I32
 #undef V_U16
 #undef V_I16
+#undef V_U32S
+#undef V_I32S
+#undef V_F32S
 #endif

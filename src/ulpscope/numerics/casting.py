@@ -8,15 +8,14 @@ becomes two reals, a bool 0 or 1. Widening is exact for everything but 64-bit in
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ulpscope.errors import DamagedRunError
-from ulpscope.model import TensorData, dtype
+from ulpscope.model import TensorData
+from ulpscope.numerics.buffers import code_values, flat_view, real_dtype
 
 __all__ = ["as_array", "as_bytes", "byte_values", "bytes_at", "real_dtype", "reals", "widen"]
 
@@ -44,31 +43,11 @@ _CARRIERS = {
     "float8_e5m2fnuz": "u1",
     "float8_e8m0fnu": "u1",
 }
-_REAL = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
-# exponent bits, stored fraction bits, exponent bias, and which codes are special
-_FLOAT8 = {
-    "float8_e4m3fn": (4, 3, 7, "fn"),
-    "float8_e5m2": (5, 2, 15, "ieee"),
-    "float8_e4m3fnuz": (4, 3, 8, "fnuz"),
-    "float8_e5m2fnuz": (5, 2, 16, "fnuz"),
-}
-
-
-def real_dtype(name: str) -> str:
-    """The dtype of the reals that a tensor consists of: that of one part for a complex dtype, else the dtype itself."""
-    return _REAL.get(name, name)
 
 
 def as_bytes(data: TensorData) -> npt.NDArray[np.uint8]:
     """The bytes of a tensor as a flat array, without a copy; their number must fit the shape."""
-    raw = np.frombuffer(data.buffer, np.uint8)
-    expected = math.prod(data.shape) * dtype(data.dtype).size_bytes
-    if raw.size != expected:
-        raise DamagedRunError(
-            f"a {data.dtype} tensor of shape {data.shape} has {expected} bytes, but {raw.size} were stored: "
-            "the file is damaged or its index is wrong; record the run again"
-        )
-    return raw
+    return np.frombuffer(flat_view(data), np.uint8)
 
 
 class _Memory:
@@ -114,29 +93,6 @@ def widen(name: str, carrier: npt.NDArray[Any]) -> Float64Array:
 @cache
 def byte_values(name: str) -> Float64Array:
     """The value of each of the 256 codes of a one-byte dtype."""
-    codes = np.arange(256, dtype=np.uint8)
-    values: Float64Array
-    if name == "bool":
-        values = (codes != 0).astype(np.float64)
-    elif name in ("uint8", "int8"):
-        values = codes.view(name).astype(np.float64)
-    elif name == "float8_e8m0fnu":
-        values = np.array([2.0 ** (code - 127) for code in range(255)] + [math.nan])
-    else:
-        values = np.array([_float8_value(code, *_FLOAT8[name]) for code in range(256)])
+    values: Float64Array = np.array(code_values(name))
     values.flags.writeable = False
     return values
-
-
-def _float8_value(code: int, exponent_bits: int, fraction_bits: int, bias: int, special: str) -> float:
-    sign = -1.0 if code & 0x80 else 1.0
-    exponent, fraction = (code & 0x7F) >> fraction_bits, code & ((1 << fraction_bits) - 1)
-    if special == "fnuz" and code == 0x80:
-        return math.nan
-    if special == "fn" and code & 0x7F == 0x7F:
-        return math.nan
-    if special == "ieee" and exponent == (1 << exponent_bits) - 1:
-        return math.nan if fraction else sign * math.inf
-    if exponent == 0:
-        return sign * math.ldexp(fraction, 1 - bias - fraction_bits)
-    return sign * math.ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits)

@@ -8,16 +8,13 @@ divided by a power of two.
 from __future__ import annotations
 
 import math
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from ulpscope.model import dtype
-from ulpscope.numerics.casting import real_dtype
+from ulpscope.numerics.buffers import real_dtype
 from ulpscope.numerics.difference_kernel import DifferencePass, differencing_with
-from ulpscope.numerics.difference_numpy import Difference, difference_blocks, largest_finite
 from ulpscope.numerics.kernel import KERNEL
-from ulpscope.numerics.moments import LARGEST_SUM, SMALLEST_SUM
+from ulpscope.numerics.pair_sums import LARGEST_SUM, SMALLEST_SUM, Difference
 
 __all__ = ["KERNEL_PASS", "Difference", "difference"]
 
@@ -25,23 +22,39 @@ KERNEL_PASS = None if KERNEL is None else differencing_with(KERNEL)
 
 
 def difference(
-    subject_dtype: str,
-    subject: npt.NDArray[np.uint8],
-    reference_dtype: str,
-    reference: npt.NDArray[np.uint8],
-    kernel: DifferencePass | None = KERNEL_PASS,
+    subject_dtype: str, subject: Any, reference_dtype: str, reference: Any, kernel: DifferencePass | None = KERNEL_PASS
 ) -> Difference:
-    """Compare raw bytes of the same number of elements; `kernel` None means NumPy."""
+    """Compare raw bytes of the same number of elements, given as flat buffers; `kernel` None means NumPy."""
     if kernel is not None and subject_dtype == reference_dtype:
         result = kernel(subject_dtype, subject, reference)
     else:
-        result = difference_blocks(subject_dtype, subject, reference_dtype, reference)
-    if _is_in_range(result, subject_dtype, reference_dtype):
-        return result
-    largest = max(largest_finite(subject_dtype, subject), largest_finite(reference_dtype, reference))
+        result = _by_numpy(subject_dtype, subject, reference_dtype, reference)
+    return (
+        result
+        if _is_in_range(result, subject_dtype, reference_dtype)
+        else _scaled(result, subject_dtype, subject, reference_dtype, reference)
+    )
+
+
+def _by_numpy(subject_dtype: str, subject: Any, reference_dtype: str, reference: Any, exponent: int = 0) -> Difference:
+    import numpy as np
+
+    from ulpscope.numerics.difference_numpy import difference_blocks
+
+    left, right = np.frombuffer(subject, np.uint8), np.frombuffer(reference, np.uint8)
+    return difference_blocks(subject_dtype, left, reference_dtype, right, exponent)
+
+
+def _scaled(result: Difference, subject_dtype: str, subject: Any, reference_dtype: str, reference: Any) -> Difference:
+    import numpy as np
+
+    from ulpscope.numerics.difference_numpy import largest_finite
+
+    sides = ((subject_dtype, subject), (reference_dtype, reference))
+    largest = max(largest_finite(name, np.frombuffer(raw, np.uint8)) for name, raw in sides)
     if largest == 0.0:
         return result
-    return difference_blocks(subject_dtype, subject, reference_dtype, reference, exponent=math.frexp(largest)[1])
+    return _by_numpy(subject_dtype, subject, reference_dtype, reference, math.frexp(largest)[1])
 
 
 def _is_in_range(result: Difference, *names: str) -> bool:

@@ -1,65 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference of two tensors of one dtype by the compiled kernel."""
+"""The difference of two tensors of one dtype by the compiled kernel, without NumPy."""
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable
-
-import numpy as np
-import numpy.typing as npt
+from functools import cache
+from struct import Struct
+from typing import Any
 
 from ulpscope.model import dtype
-from ulpscope.numerics.casting import byte_values, real_dtype
-from ulpscope.numerics.difference_numpy import Difference
+from ulpscope.numerics.buffers import address_of, code_values, real_dtype
 from ulpscope.numerics.kernel import BEST_TARGET, CODES, KINDS, DifferenceOut
-from ulpscope.numerics.ulp import code_places
+from ulpscope.numerics.pair_sums import Difference
 
 __all__ = ["DifferencePass", "differencing_with"]
 
-DifferencePass = Callable[[str, npt.NDArray[np.uint8], npt.NDArray[np.uint8]], Difference]
+DifferencePass = Callable[[str, Any, Any], Difference]
+_FIELDS = Struct("=7d8Q2qQ")
+_unpack_fields = _FIELDS.unpack_from
 
 
 def differencing_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> DifferencePass:
-    """A function that compares raw bytes of one dtype; `target` chooses the instruction set."""
+    """A function that compares raw bytes of one dtype, given as flat buffers; `target` chooses the instruction set."""
+    call = library.ulpscope_difference
 
-    def difference_kernel(name: str, subject: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> Difference:
-        name = real_dtype(name)
-        size, out = dtype(name).size_bytes, DifferenceOut()
-        kind, values, order = KINDS.get(name, CODES), None, None
-        if kind == CODES:
-            values, order = byte_values(name).ctypes.data, code_places(name).ctypes.data
-        library.ulpscope_difference(
-            kind, _address(subject), _address(reference), subject.size // size, values, order, ctypes.addressof(out), target
-        )
-        return _difference(subject.size // size, out)
+    def difference_kernel(name: str, subject: Any, reference: Any) -> Difference:
+        kind, size, values, order = _arguments(real_dtype(name))
+        out = DifferenceOut()
+        numel = memoryview(subject).nbytes // size
+        call(kind, address_of(subject), address_of(reference), numel, values, order, ctypes.addressof(out), target)
+        return _difference(numel, out)
 
     return difference_kernel
 
 
-def _address(raw: npt.NDArray[np.uint8]) -> int:
-    address: int = raw.__array_interface__["data"][0]
-    return address
+@cache
+def _arguments(name: str) -> tuple[int, int, int | None, int | None]:
+    """Kind, element size and the addresses of the tables of values and of places, which their own caches keep alive."""
+    if name in KINDS:
+        return KINDS[name], dtype(name).size_bytes, None, None
+    return CODES, 1, code_values(name).buffer_info()[0], _code_places(name).buffer_info()[0]
+
+
+@cache
+def _code_places(name: str) -> array[int]:
+    if not dtype(name).is_floating:
+        return array("q", map(int, code_values(name)))
+    from ulpscope.numerics.ulp import code_places
+
+    return array("q", code_places(name).tolist())
 
 
 def _difference(numel: int, out: DifferenceOut) -> Difference:
+    fields = _unpack_fields(out)
+    max_abs, max_rel, sum_abs, squares, subject, reference, products = fields[:7]
+    different, flips, nan, inf, nonfinite, worst, first, ulp_max = fields[10:]
     return Difference(
         numel=numel,
-        max_abs=out.max_abs,
-        max_rel=out.max_rel,
-        sum_abs=out.sum_abs,
-        sum_squares=out.sum_squares,
-        sum_squares_subject=out.sum_squares_subject,
-        sum_squares_reference=out.sum_squares_reference,
-        sum_products=out.sum_products,
-        within=[out.within_1e4, out.within_1e3, out.within_5e3],
-        different=out.different,
-        sign_flips=out.sign_flips,
-        nan_disagree=out.nan_disagree,
-        inf_disagree=out.inf_disagree,
-        nonfinite=out.nonfinite,
-        worst=out.worst if out.worst >= 0 else None,
-        first_disagree=out.first_disagree if out.first_disagree >= 0 else None,
-        ulp_max=out.ulp_max,
-        ulp_counts=np.array(out.ulp_counts, np.int64),
+        max_abs=max_abs,
+        max_rel=max_rel,
+        sum_abs=sum_abs,
+        sum_squares=squares,
+        sum_squares_subject=subject,
+        sum_squares_reference=reference,
+        sum_products=products,
+        within=list(fields[7:10]),
+        different=different,
+        sign_flips=flips,
+        nan_disagree=nan,
+        inf_disagree=inf,
+        nonfinite=nonfinite,
+        worst=worst if worst >= 0 else None,
+        first_disagree=first if first >= 0 else None,
+        ulp_max=ulp_max,
+        ulp_counts=memoryview(out).cast("B")[_FIELDS.size :].cast("Q").tolist(),
     )

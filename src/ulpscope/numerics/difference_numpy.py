@@ -7,7 +7,6 @@ This is the tested fallback of the compiled pass; counts, maxima and indices are
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,47 +14,13 @@ import numpy.typing as npt
 
 from ulpscope.model import DType, dtype
 from ulpscope.numerics.casting import real_dtype, reals, widen
-from ulpscope.numerics.ulp import BUCKETS, bucket_counts, code_places, common_dtype, distances, places, places_of_bits
+from ulpscope.numerics.pair_sums import BUCKETS, Difference
+from ulpscope.numerics.ulp import bucket_counts, code_places, common_dtype, distances, places, places_of_bits
 
-__all__ = ["THRESHOLDS", "Difference", "difference_blocks", "largest_finite"]
+__all__ = ["THRESHOLDS", "difference_blocks", "largest_finite"]
 
 THRESHOLDS = (1e-4, 1e-3, 5e-3)
 _BLOCK = 1 << 13
-
-
-def _no_counts() -> npt.NDArray[np.int64]:
-    return np.zeros(BUCKETS, np.int64)
-
-
-@dataclass(slots=True, eq=False)
-class Difference:
-    """What one pass over two tensors adds up.
-
-    Sums, maxima and `within` are over the positions where both sides are finite (`numel - nonfinite` of them). Sums and
-    `max_abs` are of values divided by 2**exponent, which is not 0 only where float64 would have overflowed.
-    `worst` is the position of `max_abs`, `first_disagree` the first position where NaN or infinities disagree. `ulp_counts` are the
-    buckets of `numerics.ulp`, None where the dtypes share no unit.
-    """
-
-    numel: int
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    sum_abs: float = 0.0
-    sum_squares: float = 0.0
-    sum_squares_subject: float = 0.0
-    sum_squares_reference: float = 0.0
-    sum_products: float = 0.0
-    within: list[int] = field(default_factory=lambda: [0, 0, 0])
-    different: int = 0
-    sign_flips: int = 0
-    nan_disagree: int = 0
-    inf_disagree: int = 0
-    nonfinite: int = 0
-    worst: int | None = None
-    first_disagree: int | None = None
-    ulp_max: int = 0
-    ulp_counts: npt.NDArray[np.int64] | None = field(default_factory=_no_counts)
-    exponent: int = 0
 
 
 def difference_blocks(
@@ -65,7 +30,7 @@ def difference_blocks(
     unit = common_dtype(subject_dtype, reference_dtype)
     left_dtype, right_dtype = real_dtype(subject_dtype), real_dtype(reference_dtype)
     left, right = reals(subject_dtype, subject), reals(reference_dtype, reference)
-    result = Difference(left.size, ulp_counts=None if unit is None else _no_counts(), exponent=exponent)
+    result = Difference(left.size, ulp_counts=None if unit is None else np.zeros(BUCKETS, np.int64), exponent=exponent)
     with np.errstate(all="ignore"):
         for start in range(0, left.size, _BLOCK):
             x_carrier, y_carrier = left[start : start + _BLOCK], right[start : start + _BLOCK]

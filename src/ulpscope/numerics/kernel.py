@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["BEST_TARGET", "CODES", "KERNEL", "KINDS", "VERSION", "DifferenceOut", "SummaryOut", "load_kernel", "open_kernel"]
+__all__ = ["BEST_TARGET", "CODES", "KERNEL", "KINDS", "VERSION", "DifferenceOut", "SummaryOut", "kernel_name", "load_kernel", "open_kernel"]
 
-VERSION = 1  # of `ulpscope_version` in _kernel.c
+VERSION = 3  # of `ulpscope_version` in _kernel.c
 # The numbers of `enum kind` in _kernel.c; every one-byte dtype is CODES with a table of its values.
 KINDS = {
     "float64": 0,
@@ -99,9 +100,23 @@ def load_kernel(path: Path) -> ctypes.CDLL:
     library.ulpscope_level.argtypes = []
     library.ulpscope_fingerprint.argtypes = [pointer, size, pointer, integer]
     library.ulpscope_fingerprint.restype = None
-    library.ulpscope_summarize.argtypes = [integer, pointer, size, pointer, ctypes.c_double, pointer, integer]
+    library.ulpscope_summarize.argtypes = [integer, pointer, size, pointer, ctypes.c_double, pointer, integer, pointer, ctypes.c_uint]
     library.ulpscope_difference.argtypes = [integer, pointer, pointer, size, pointer, pointer, pointer, integer]
     return library
+
+
+def kernel_name() -> str:
+    """What does the arithmetic on tensors here, and with which instructions."""
+    if KERNEL is None:
+        return "NumPy, switched on by ULPSCOPE_NO_KERNEL" if os.environ.get("ULPSCOPE_NO_KERNEL") == "1" else "NumPy, no compiled kernel"
+    return f"compiled kernel, {_level_names()[KERNEL.ulpscope_level()]}"
+
+
+def _level_names() -> tuple[str, ...]:
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        return ("SSE2", "AVX2", "AVX-512")
+    return ("NEON",) if machine in ("aarch64", "arm64") else ("no vector instructions chosen",)
 
 
 KERNEL = None if os.environ.get("ULPSCOPE_NO_KERNEL") == "1" else open_kernel()

@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from ulpscope.model import Summary, dtype
 from ulpscope.numerics.casting import real_dtype, reals, widen
+from ulpscope.numerics.pair_sums import LARGEST_SUM, SMALLEST_SUM
 
-__all__ = ["LARGEST_SUM", "SMALLEST_SUM", "Moments", "summary_of"]
+__all__ = ["Moments", "summary_of"]
 
-# Between these a float64 sum of squares neither overflowed nor lost digits to underflow.
-SMALLEST_SUM, LARGEST_SUM = 1e-270, 1e300
 _BLOCK = 1 << 15
 
 

@@ -13,12 +13,16 @@ from typing import Any
 from ulpscope.model import Summary, dtype
 from ulpscope.numerics.casting import byte_values, bytes_at, real_dtype
 from ulpscope.numerics.kernel import BEST_TARGET, CODES, KINDS, SummaryOut
-from ulpscope.numerics.moments import LARGEST_SUM, SMALLEST_SUM, Moments, summary_of
+from ulpscope.numerics.moments import Moments, summary_of
+from ulpscope.numerics.pair_sums import LARGEST_SUM, SMALLEST_SUM
+from ulpscope.numerics.threads import shared_threads
 
 __all__ = ["fingerprinting_with", "summarizing_with"]
 
 _SUMMARY_FIELDS = Struct("=2Q4d5Q").unpack
 _SUMS = ctypes.c_uint64 * 2
+_LARGE = 1 << 20  # waking threads costs as much as a few hundred KB
+_ALONE = (None, 0)
 
 
 def fingerprinting_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Callable[[int, int], str]:
@@ -41,7 +45,8 @@ def summarizing_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Callabl
     def summarize_address(dtype: str, address: int, size_bytes: int) -> tuple[Summary, str]:
         kind, size, values, tiny = _arguments(dtype)
         out = SummaryOut()
-        if call(kind, address, size_bytes, values, tiny, addressof(out), target):
+        parallel, threads = shared_threads() if size_bytes >= _LARGE else _ALONE
+        if call(kind, address, size_bytes, values, tiny, addressof(out), target, parallel, threads):
             raise ValueError(f"{size_bytes} bytes are no whole number of {dtype} elements")
         s0, s1, *fields = _SUMMARY_FIELDS(out)
         return _summary(dtype, address, size_bytes, size_bytes // size, fields), f"u1:{s1:016x}{s0:016x}"

@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from ulpscope.model import DType, dtype
 from ulpscope.numerics.casting import byte_values, real_dtype
+from ulpscope.numerics.pair_sums import BUCKETS
 
-__all__ = ["BUCKETS", "bucket_counts", "bucket_top", "code_places", "common_dtype", "distances", "places", "places_of_bits", "quantile"]
-
-BUCKETS = 496
+__all__ = ["bucket_counts", "code_places", "common_dtype", "distances", "places", "places_of_bits"]
 
 
 def common_dtype(subject: str, reference: str) -> DType | None:
@@ -94,18 +93,3 @@ def _bit_length(distance: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     exponent_low = np.frexp(low.astype(np.float64))[1].astype(np.int64)
     bits: npt.NDArray[np.int64] = np.where(high > 0, exponent_high + 32, exponent_low)
     return bits
-
-
-def bucket_top(bucket: int) -> int:
-    """The largest distance that falls into a bucket."""
-    if bucket < 16:
-        return bucket
-    shift = bucket // 8 - 1
-    return ((bucket - 8 * shift + 1) << shift) - 1
-
-
-def quantile(counts: npt.NDArray[np.int64], share: float, largest: int) -> float:
-    """The distance that at least `share` of the elements do not exceed: exact below 16, else at most an eighth too large."""
-    needed = math.ceil(share * int(counts.sum()))
-    bucket = int(np.searchsorted(np.cumsum(counts), max(needed, 1)))
-    return float(min(bucket_top(bucket), largest))

@@ -36,9 +36,11 @@ class Counts:
 
 
 def count_calls(comparison: Comparison) -> Counts:
-    levels: Counter[str] = Counter()
-    contributions: Counter[str] = Counter()
-    num_slots = only_subject = only_reference = 0
+    condensed = comparison.condensed
+    levels: Counter[str] = Counter(condensed.levels if condensed else ())
+    contributions: Counter[str] = Counter(condensed.contributions if condensed else ())
+    num_slots, num_calls = (condensed.num_slots, condensed.num_calls) if condensed else (0, 0)
+    only_subject = only_reference = 0
     for call in comparison.calls:
         num_slots += len(call.slots)
         contributions[call.contribution] += 1
@@ -49,7 +51,7 @@ def count_calls(comparison: Comparison) -> Counts:
         else:
             levels[call.level] += 1
     return Counts(
-        calls=len(comparison.calls),
+        calls=num_calls + len(comparison.calls),
         slots=num_slots,
         compared=levels.total(),
         same=levels["same"],

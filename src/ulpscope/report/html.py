@@ -104,9 +104,9 @@ def page_data(comparison: Comparison) -> dict[str, Json]:
     one reason where a metric is undefined.
     """
     texts, stacks, signatures = _Table(), _Table(), _Table()
-    levels = [call.level for call in comparison.calls]
+    levels, condensed = [call.level for call in comparison.calls], comparison.condensed
     rows_of_findings = _rows_of(comparison.findings, comparison.calls)
-    kept = _kept_rows(levels, {row for row in rows_of_findings if row is not None})
+    kept = _kept_rows(comparison.calls, levels, {row for row in rows_of_findings if row is not None})
     position = {row: place for place, row in enumerate(kept)}
     calls = [comparison.calls[row] for row in kept]
     return {
@@ -121,8 +121,8 @@ def page_data(comparison: Comparison) -> dict[str, Json]:
             for finding, row in zip(comparison.findings, rows_of_findings, strict=True)
         ],
         "codes": {name: list(codes) for name, codes in _CODES.items()},
-        "counts": Counter(levels),
-        "num_left_out": len(levels) - len(kept),
+        "counts": Counter(levels) + (condensed.levels if condensed else Counter()),
+        "num_left_out": len(levels) - len(kept) + (condensed.num_calls if condensed else 0),
         "rows": _rows(calls, texts, stacks, signatures),
         "details": _details(calls, [position[row] for row in rows_of_findings if row is not None], texts),
         "differences": {
@@ -153,19 +153,19 @@ class _Table:
         return place
 
 
-def _kept_rows(levels: Sequence[VerdictLevel], wanted: set[int]) -> list[int]:
-    """All rows where they fit; else everything that is not the same, what findings point at, and the first of the same ones."""
+def _kept_rows(calls: Sequence[JudgedCall], levels: Sequence[VerdictLevel], wanted: set[int]) -> list[int]:
+    """All rows where they fit; else what findings point at, then what is worst, and of what is equally bad the first."""
     if len(levels) <= ROW_LIMIT:
         return list(range(len(levels)))
-    room = ROW_LIMIT - sum(level != "same" for level in levels)
-    kept = []
-    for row, level in enumerate(levels):
-        if level != "same" or row in wanted:
-            kept.append(row)
-        elif room > 0:
-            room -= 1
-            kept.append(row)
-    return kept
+    badness = [-1 if row in wanted else _badness(call, level) for row, (call, level) in enumerate(zip(calls, levels, strict=True))]
+    worst = sorted(range(len(levels)), key=badness.__getitem__)  # a stable sort: the first ones stay in front
+    return sorted(worst[: max(ROW_LIMIT, len(wanted))])
+
+
+def _badness(call: JudgedCall, level: VerdictLevel) -> int:
+    if call.contribution == "contributed":
+        return 0
+    return {"rounding": 2, "same": 3}.get(level, 1)
 
 
 def _rows_of(findings: Sequence[Finding], calls: Sequence[JudgedCall]) -> list[int | None]:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from ulpscope.model import CallRecord, Comparison, Finding, Frame, Run, RunInfo, TensorRecord
 from ulpscope.report.counts import count_calls
 from ulpscope.report.replacing import replacing
-from ulpscope.report.rows import COLUMNS, Row, pair_rows
+from ulpscope.report.rows import COLUMNS, Row, num_rows, pair_rows
 from ulpscope.report.table import write_csv
 
 __all__ = ["COMPARISON_SCHEMA", "RUN_SCHEMA", "dump_comparison", "dump_run", "write_json"]
@@ -25,17 +25,18 @@ __all__ = ["COMPARISON_SCHEMA", "RUN_SCHEMA", "dump_comparison", "dump_run", "wr
 COMPARISON_SCHEMA = "ulpscope.comparison/1"
 RUN_SCHEMA = "ulpscope.run/1"
 _ROWS_INSIDE = 20_000
+_encode = json.JSONEncoder(allow_nan=False, default=repr).encode
 
 
 def write_json(comparison: Comparison, path: Path, *, rows_inside: int = _ROWS_INSIDE) -> None:
     """Write the comparison; more than `rows_inside` pairs go to a csv beside it, named in their place."""
-    num_rows = sum(max(len(call.slots), 1) for call in comparison.calls)
+    many = num_rows(comparison)
     table = None
-    if num_rows > rows_inside:
+    if many > rows_inside:
         table = path.with_name(f"{path.stem}.pairs.csv")
         write_csv(comparison, table)
     with replacing(path) as temporary, temporary.open("x", encoding="utf-8") as stream:
-        dump_comparison(comparison, stream, table=None if table is None else {"table": table.name, "rows": num_rows})
+        dump_comparison(comparison, stream, table=None if table is None else {"table": table.name, "rows": many})
 
 
 def dump_comparison(comparison: Comparison, stream: TextIO, *, table: dict[str, Any] | None = None) -> None:
@@ -87,8 +88,16 @@ def _dump_list(items: Iterator[dict[str, Any]], stream: TextIO) -> None:
     stream.write("[")
     for place, item in enumerate(items):
         stream.write(",\n" if place else "\n")
-        stream.write(_text(item))
+        stream.write(_line(item))
     stream.write("\n]")
+
+
+def _line(item: dict[str, Any]) -> str:
+    """The same as `_text` for keys that are texts, without a look at every value unless one of them is no number."""
+    try:
+        return _encode(item)
+    except ValueError:
+        return _text(item)
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ A cell is a plain value, or None where there is none. Why a metric has no value 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -26,7 +27,7 @@ from ulpscope.model import (
     Undefined,
 )
 
-__all__ = ["COLUMNS", "Cell", "Column", "Kind", "Row", "pair_rows"]
+__all__ = ["COLUMNS", "Cell", "Column", "Kind", "Row", "call_rows", "num_rows", "pair_rows"]
 
 Kind: TypeAlias = Literal["text", "int", "float", "bool", "index"]
 Cell: TypeAlias = "str | int | float | bool | tuple[int, ...] | None"
@@ -93,13 +94,30 @@ _statistics_of = attrgetter(*_STATISTICS)
 
 
 def pair_rows(comparison: Comparison) -> Iterator[Row]:
-    """Every slot pair in the order of the calls; a call that has no slot still gets a row."""
+    """Every slot pair in the order of the calls, step by step, those of condensed steps in their places."""
+    condensed = comparison.condensed
+    steps = deque(condensed.steps if condensed else ())
     for call in comparison.calls:
-        head, tail = _call_cells(call), _source_cells(call)
-        for slot in call.slots:
-            yield _slot_row(call, slot, head, tail)
-        if not call.slots:
-            yield _bare_row(call, head, tail)
+        while condensed and steps and steps[0] < call.pair.record.step:
+            yield from condensed.rows(steps.popleft())
+        yield from call_rows(call)
+    for step in steps:
+        yield from condensed.rows(step) if condensed else ()
+
+
+def num_rows(comparison: Comparison) -> int:
+    """How many rows there are."""
+    condensed = comparison.condensed.num_rows if comparison.condensed else 0
+    return condensed + sum(max(len(call.slots), 1) for call in comparison.calls)
+
+
+def call_rows(call: JudgedCall) -> Iterator[Row]:
+    """The slot pairs of one call; one that has none still gets a row."""
+    head, tail = _call_cells(call), _source_cells(call)
+    for slot in call.slots:
+        yield _slot_row(call, slot, head, tail)
+    if not call.slots:
+        yield _bare_row(call, head, tail)
 
 
 def _call_cells(call: JudgedCall) -> Row:

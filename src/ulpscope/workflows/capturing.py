@@ -4,22 +4,18 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
-import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import ulpscope
 from ulpscope._optional import require
-from ulpscope.errors import CaptureWarning, InputError
-from ulpscope.model import NonFinite, RunInfo, Sink
+from ulpscope.errors import InputError
+from ulpscope.model import NonFinite, Sink
 from ulpscope.store import DirectorySink, create_run
+from ulpscope.workflows.surroundings import describe_run, launch_name, listed, rank_and_world_size, warn_user
 
 if TYPE_CHECKING:
     import torch
@@ -27,26 +23,6 @@ if TYPE_CHECKING:
     from ulpscope.capture import CaptureLevel, CaptureSession, Keep, WatchSession
 
 __all__ = ["Capture"]
-
-# Dumps get mailed: only what changes numerics or tells ranks apart, nothing that may hold a secret.
-_ENVIRONMENT = (
-    "ASCEND_LAUNCH_BLOCKING",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
-    "HCCL_DETERMINISTIC",
-    "LOCAL_RANK",
-    "MKL_NUM_THREADS",
-    "NCCL_ALGO",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS",
-    "PYTHONHASHSEED",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "RANK",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "WORLD_SIZE",
-)
-_PACKAGES = ("torch", "torch_npu", "numpy", "triton")
 
 
 class Capture:
@@ -88,8 +64,8 @@ class Capture:
         _choose("keep", keep, get_args(capture.Keep))
         self._watch = _watch_options(watch, level)
         self._into = Path(into)
-        self._models: list[Any] = _listed(model)
-        self._optimizers = None if optimizer is None else _listed(optimizer)
+        self._models: list[Any] = listed(model)
+        self._optimizers = None if optimizer is None else listed(optimizer)
         self._selection = capture.Selection.parse(steps=steps, ranks=ranks, select=select)
         self._level: CaptureLevel = level
         self._keep: Keep = keep
@@ -148,16 +124,18 @@ class Capture:
         from ulpscope.capture import is_one_active
 
         if is_one_active():
-            _warn(f"ulpscope is recording this process already, so nothing is recorded into '{self._into}'; stop the other capture first.")
+            warn_user(
+                f"ulpscope is recording this process already, so nothing is recorded into '{self._into}'; stop the other capture first."
+            )
             return
-        rank, world_size = _rank_and_world_size()
+        rank, world_size = rank_and_world_size()
         if not self._selection.wants_rank(rank):
             return
         try:
             sink = self._open_sink(rank) if self._open_sink is not None else self._directory_sink(rank, world_size)
         except OSError as error:
             self._path = None
-            _warn(
+            warn_user(
                 f"ulpscope cannot record into '{error.filename or self._into}' ({error}). "
                 "Training goes on and nothing is recorded; give a folder that can be written to."
             )
@@ -166,7 +144,7 @@ class Capture:
         self._session.start()
 
     def _directory_sink(self, rank: int, world_size: int) -> Sink:
-        self._path = create_run(self._into, self._info(world_size), launch=_launch(world_size))
+        self._path = create_run(self._into, describe_run(world_size, self._options, seed=self._seed), launch=launch_name(world_size))
         sink = DirectorySink(self._path, rank, max_bytes=self._max_bytes)
         if self._path != self._into and rank == 0:
             print(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'", file=sys.stderr)
@@ -251,27 +229,6 @@ class Capture:
         size = sum(file.stat().st_size for file in self._path.glob(f"rank*/step{step:05d}/*"))
         print(f"ulpscope: step {step} takes {size / 1e6:.1f} MB in '{self._path}'", file=sys.stderr)
 
-    def _info(self, world_size: int) -> RunInfo:
-        import torch
-
-        return RunInfo(
-            tool=f"ulpscope {ulpscope.__version__}",
-            created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            command=tuple(sys.argv),
-            versions={"python": platform.python_version(), **_versions()},
-            devices=_devices(torch),
-            world_size=world_size,
-            options=self._options,
-            seed=self._seed,
-            environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-        )
-
-
-def _listed(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
-
 
 def _choose(what: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
@@ -295,57 +252,3 @@ def _written_down(watch: NonFinite) -> dict[str, Any]:
     options = asdict(replace(watch, on_event=None))
     del options["on_event"]
     return options
-
-
-def _warn(text: str) -> None:
-    try:
-        warnings.warn(text, CaptureWarning, stacklevel=3)
-    except Warning:
-        print(text, file=sys.stderr)
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            loaded = getattr(sys.modules.get(package), "__version__", None)  # which names the build too
-            found[package] = str(loaded or metadata.version(package))
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _devices(torch: Any) -> tuple[str, ...]:
-    names = [f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"]
-    if torch.cuda.is_available():
-        names += [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
-    npu = getattr(torch, "npu", None)
-    if npu is not None:
-        names.append(f"npu ({npu.device_count()} devices)")
-    return tuple(names)
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    import torch.distributed as distributed
-
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    try:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
-
-
-def _launch(world_size: int) -> str | None:
-    """What the processes of one launch share and no other launch has; None for a process on its own."""
-    if world_size <= 1:
-        return None
-    elastic = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if elastic != "none":
-        return f"{elastic}/{restarts}"
-    try:
-        started = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        started = ""
-    return f"{platform.node()}/{os.getppid()}/{started}/{restarts}"

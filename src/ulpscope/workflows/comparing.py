@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two runs become a comparison: match, measure, judge, explain, one rank and step at a time.
 
-Records and tensors of one step are in flight at once; what stays are the judged calls. A value that appears
-in many slots (an output is the next call's input) is measured once.
+Records and tensors of one step are in flight at once; what stays are the judged calls, or in a long comparison those that a finding may
+speak about. A value that appears in many slots (an output is the next call's input) is measured once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ulpscope.errors import NothingComparableError
 from ulpscope.explain import Coverage, explain
-from ulpscope.judge import Trail, bands_of, judge_call, operand_format, rules_named
+from ulpscope.judge import Trail, bands_of, judge_call, likely_format, operand_format, rules_named
 from ulpscope.match import Mapping, Overlap, match_calls, match_steps, read_mapping
 from ulpscope.measure import histograms, measure_slot
 from ulpscope.model import (
@@ -39,6 +39,8 @@ from ulpscope.model import (
     TensorRecord,
 )
 from ulpscope.store import open_run
+from ulpscope.workflows.collecting import rare_collections
+from ulpscope.workflows.condensing import kept_calls
 from ulpscope.workflows.replaying import Replaying, ReplayMode
 
 __all__ = ["compare_runs"]
@@ -49,6 +51,7 @@ _SHARE = 1000
 _FORMAT_NAMES: dict[str, OperandFormat] = {"float16": "float16", "bfloat16": "bfloat16"}
 
 
+@rare_collections()
 def compare_runs(
     subject: Run | str | Path,
     reference: Run | str | Path,
@@ -78,19 +81,20 @@ def compare_runs(
     overlap = match_steps(ours, theirs)
     pool = ThreadPoolExecutor(max_workers=min(_MOST_THREADS, _num_cores()), thread_name_prefix="ulpscope-measure")
     replaying = Replaying(ours, theirs, replay if rules == "derived" else "none", replay_seconds)
-    replays: list[PairReplay | None] = []
+    latest: list[PairReplay | None] = []
     try:
         bands = None if repeat is None else _bands(theirs, _opened(repeat), rules, pool)
-        steps = _judge_steps(ours, theirs, overlap.common, names, rules, progress or _silent, pool, replaying, replays, bands)
-        judged = list(steps)
+        steps = _judge_steps(ours, theirs, overlap.common, names, rules, progress or _silent, pool, replaying, latest, bands)
+        judged, replays, condensed = kept_calls((call, latest.pop()) for call in steps)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     _check_common(judged, ours, theirs)
     precision = replaying.precision
     if not precision and (operands := operand_format(judged)) is not None:
+        precision = (SystemicPrecision(family="matrix product", operands=_FORMAT_NAMES[likely_format(judged, operands).name]),)
         judged = _judge_again(judged, replays, rules, operands, bands)
-        precision = (SystemicPrecision(family="matrix product", operands=_FORMAT_NAMES[operands.name]),)
-    coverage = replace(_coverage(ours, theirs, overlap), precision=precision, replay=replaying.notes, bands=bands)
+    later = condensed.later if condensed else ()
+    coverage = replace(_coverage(ours, theirs, overlap), precision=precision, replay=replaying.notes, bands=bands, later=later)
     calls, findings = explain(judged, ours.info, theirs.info, coverage, subject_path=str(ours.path))
     return Comparison(
         subject=ours.info,
@@ -100,6 +104,7 @@ def compare_runs(
         rules=rules,
         findings=tuple(_with_histograms(finding, calls, ours, theirs) for finding in findings),
         calls=calls,
+        condensed=condensed,
         elapsed_s=time.perf_counter() - started,
         precision=precision,
     )
@@ -178,8 +183,12 @@ def _judge_again(
 
 def _sharing_stacks(records: Iterable[CallRecord], stacks: dict[tuple[Frame, ...], tuple[Frame, ...]]) -> Iterator[CallRecord]:
     """Equal stacks become one object: a run has as many records as calls, but only as many stacks as lines."""
+    here: dict[int, tuple[tuple[Frame, ...], tuple[Frame, ...]]] = {}  # within a step most are one object already
     for record in records:
-        yield replace(record, stack=stacks.setdefault(record.stack, record.stack))
+        found = here.get(id(record.stack))
+        if found is None:
+            found = here[id(record.stack)] = (record.stack, stacks.setdefault(record.stack, record.stack))
+        yield record if found[1] is record.stack else replace(record, stack=found[1])
 
 
 class _Measuring:

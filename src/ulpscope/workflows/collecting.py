@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fewer runs of the garbage collector while very many long-lived objects are made: they take a third of the time and find nothing.
+
+Records, pairs and verdicts hold no cycles, so reference counts free them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["rare_collections"]
+
+_YOUNG, _MIDDLE, _OLD = 20_000, 50, 1_000
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Collect seldom until the end; also a decorator. Whoever has switched collection off, or made it rarer, is left alone."""
+    before = gc.get_threshold()
+    if not gc.isenabled() or before[0] == 0 or before[0] > _YOUNG:
+        yield
+        return
+    gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
