@@ -118,6 +118,24 @@ def test_the_quick_way_to_be_unseen() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_dispatch_modes_are_noticed_and_gradients_switched_off_in_no_time() -> None:
+    """Without the one a sum of ours would be counted by the user's profiler; without the other it would join the user's graph."""
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            return func(*args, **(kwargs or {}))
+
+    assert not torch_internals.has_dispatch_modes()
+    with Operations():
+        assert torch_internals.has_dispatch_modes()
+    torch_internals.set_grad_enabled(False)
+    try:
+        assert not torch.is_grad_enabled()
+    finally:
+        torch_internals.set_grad_enabled(True)
+    assert torch.is_grad_enabled()
+
+
 def test_what_a_node_keeps_of_its_forward_call_can_be_asked() -> None:
     """Without it a gradient that is not finite could not be explained by what its forward call worked with."""
     x = torch.full((2,), 4.0, requires_grad=True)

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import ulpscope
 from ulpscope.cli import cli
 from ulpscope.errors import MissingDependencyError, NotARunError
+from ulpscope.numerics.kernel import kernel_name
 
 OPTIONS = {
     "run": [
@@ -66,6 +67,7 @@ OPTIONS = {
         "--jobs",
         "--select",
         "--rules",
+        "--edition",
         "--save-failures",
         "--resume",
         "--overflow",
@@ -128,7 +130,7 @@ def test_help_names_every_command_without_importing_one() -> None:
 
 def test_version() -> None:
     result = CliRunner().invoke(cli, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"ulpscope {ulpscope.__version__}\n")
+    assert (result.exit_code, result.stdout) == (0, f"ulpscope {ulpscope.__version__} ({kernel_name()})\n")
 
 
 @pytest.mark.parametrize(

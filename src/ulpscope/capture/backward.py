@@ -7,28 +7,32 @@ leaves: nothing leaks and nothing has to be removed. A hook keeps no reference t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import AbstractContextManager
+from functools import lru_cache, partial
+from math import prod
+from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from ulpscope.capture.torch_internals import ACCUMULATE_GRAD, blind, graph_task, next_sequence_number, sequence_number
 from ulpscope.capture.walk import Found
-from ulpscope.model import Slot
+from ulpscope.model import Role, Slot
 
-__all__ = ["BackwardOfCall", "Edges", "edges_of", "watch_backward"]
+__all__ = ["BackwardOfCall", "BackwardWriter", "Edges", "edges_of", "watch_backward"]
 
 
-@dataclass(slots=True)
 class Edges:
     """Where the gradients of a call's inputs leave it; taken before the call, since in-place calls move them."""
 
-    nodes: dict[tuple[Any, int], Slot] = field(default_factory=dict)
-    leaves: dict[int, Slot] = field(default_factory=dict)
-    bases: set[int] = field(default_factory=set)
-    first: int = 0
+    __slots__ = ("bases", "first", "leaves", "nodes")
+
+    def __init__(self) -> None:
+        self.nodes: dict[tuple[Any, int], Slot] = {}
+        self.leaves: dict[int, Slot] = {}
+        self.bases: set[int] = set()
+        self.first = 0
 
 
 def edges_of(found: Iterable[Found]) -> Edges:
@@ -43,8 +47,9 @@ def edges_of(found: Iterable[Found]) -> Edges:
             edges.leaves.setdefault(id(tensor), slot)
         else:
             edges.nodes.setdefault((node, tensor.output_nr), slot)
-        if tensor._base is not None and tensor._base.requires_grad:
-            bases.append((slot, tensor._base))
+        base = tensor._base
+        if base is not None and base.requires_grad:
+            bases.append((slot, base))
     for slot, base in bases:
         edges.bases.add(id(base))
         if base.grad_fn is None:
@@ -55,162 +60,210 @@ def edges_of(found: Iterable[Found]) -> Edges:
     return edges
 
 
-@dataclass(slots=True)
-class _Pass:
-    """One backward pass through one call."""
+class BackwardWriter(Protocol):
+    """What the backward sides of all calls have in common.
+
+    `read` turns a gradient into what a record says of it; `finish_pass` takes those of one pass of a call. `on_outputs`, `on_inputs` and
+    `on_both` are the methods of `BackwardOfCall` that take gradients, guarded so that their failure never reaches the engine. `begun`
+    holds the calls of which a pass has begun and not finished; `lock` is held by whoever looks at one.
+    """
+
+    begun: set[BackwardOfCall]
+    lock: AbstractContextManager[Any]
+    on_outputs: Callable[..., None]
+    on_inputs: Callable[..., None]
+    on_both: Callable[..., None]
+
+    def read(self, slot: Slot, tensor: torch.Tensor) -> Any: ...
+
+    def finish_pass(self, call: Any, inputs: list[Any], outputs: list[Any]) -> None: ...
+
+
+class _Pass(msgspec.Struct, gc=False):
+    """One backward pass through one call: what its gradients are taken for, and sums of which parts are still to come."""
 
     events_left: int
-    inputs: dict[Slot, Any] = field(default_factory=dict)
-    outputs: dict[Slot, Any] = field(default_factory=dict)
-    sums: dict[Slot, torch.Tensor] = field(default_factory=dict)
-    parts_left: dict[Slot, int] = field(default_factory=dict)
+    parts_left: dict[Slot, int]
+    inputs: list[Any]
+    outputs: list[Any]
+    sums: dict[Slot, torch.Tensor] | None = None
 
 
 class BackwardOfCall:
-    """Collects the gradients of one call, pass by pass, and hands over each finished pass.
+    """Collects the gradients of one call, pass by pass, and hands over each finished pass."""
 
-    `read` turns a gradient into a record; `finish` takes the records of one pass; `guard` wraps a hook so that
-    its failure never reaches the engine; `begun` holds the calls of which a pass has begun and not finished.
-    """
+    __slots__ = ("_call", "_num_events", "_num_parts", "_passes", "_writer")
 
-    def __init__(
-        self,
-        read: Callable[[Slot, torch.Tensor], Any],
-        finish: Callable[[dict[Slot, Any], dict[Slot, Any]], None],
-        guard: Callable[[Callable[..., None]], Callable[..., None]],
-        begun: set[BackwardOfCall],
-    ) -> None:
-        self._begun = begun
-        self._read = read
-        self._finish = finish
-        self._guard = guard
+    def __init__(self, writer: BackwardWriter, call: Any) -> None:
+        self._writer = writer
+        self._call = call
         self._num_events = 0
         self._num_parts: dict[Slot, int] = {}
         self._passes: dict[int, _Pass] = {}
-        self._lock = threading.Lock()
 
     def flush(self) -> None:
         """Hand over what has come, at the end of a backward pass that did not run every node."""
-        self._begun.discard(self)
-        while self._passes:
-            _, unfinished = self._passes.popitem()
-            self._hand_over(unfinished)
+        with self._writer.lock:
+            self._writer.begun.discard(self)
+            while self._passes:
+                _, unfinished = self._passes.popitem()
+                self._hand_over(unfinished)
 
-    def expect_outputs(self, node: Any, slots: dict[int, Slot], fallback_numel: int | None = None, shape: tuple[int, ...] = ()) -> None:
-        """Take the gradients of the call's outputs where they enter `node`."""
+    def expect_outputs(self, node: Any, slots: _Entering, shape: tuple[int, ...] | None = None) -> None:
+        """Take the gradients of the call's outputs where they enter `node`; with `shape`, in that shape, if they have as many elements."""
         self._num_events += 1
+        node.register_prehook(partial(self._writer.on_outputs, self, slots, shape))
 
-        def hook(gradients: tuple[torch.Tensor | None, ...]) -> None:
-            current = self._pass()
-            for number, slot in slots.items():
-                gradient = gradients[number] if number < len(gradients) else None
-                if gradient is None or slot in current.inputs:
-                    continue
-                if fallback_numel is not None:
-                    if gradient.numel() != fallback_numel:
-                        continue
-                    with blind():
-                        gradient = gradient.detach().reshape(shape)
-                current.inputs[slot] = self._read(slot, gradient)
-            self._event(current)
-
-        node.register_prehook(self._guard(hook))
-
-    def expect_inputs(self, node: Any, slots: list[tuple[int, Slot]]) -> None:
-        """Take the gradients that `node` passes on to inputs of the call."""
+    def expect_inputs(self, node: Any, slots: _Leaving, entering: _Entering | None = None) -> None:
+        """Take the gradients that `node` passes on to inputs of the call; with `entering` those of the call's outputs too, by the
+        same hook.
+        """
         self._num_events += 1
         for _, slot in slots:
             self._num_parts[slot] = self._num_parts.get(slot, 0) + 1
+        if entering is None:
+            node.register_hook(partial(self._writer.on_inputs, self, slots))
+        else:
+            node.register_hook(partial(self._writer.on_both, self, slots, entering))
 
-        def hook(gradients: tuple[torch.Tensor | None, ...], _: Any) -> None:
+    def take_outputs(self, slots: _Entering, shape: tuple[int, ...] | None, gradients: _Gradients) -> None:
+        with self._writer.lock:
             current = self._pass()
-            for number, slot in slots:
-                self._add(current, slot, gradients[number] if number < len(gradients) else None)
+            self._enter(current, slots, shape, gradients)
             self._event(current)
 
-        node.register_hook(self._guard(hook))
+    def take_inputs(self, slots: _Leaving, gradients: _Gradients, _: _Gradients) -> None:
+        with self._writer.lock:
+            current = self._pass()
+            self._leave(current, slots, gradients)
+            self._event(current)
+
+    def take_both(self, slots: _Leaving, entering: _Entering, gradients: _Gradients, entered: _Gradients) -> None:
+        with self._writer.lock:
+            current = self._pass()
+            self._enter(current, entering, None, entered)
+            self._leave(current, slots, gradients)
+            self._event(current)
 
     def _pass(self) -> _Pass:
-        with self._lock:
-            task = graph_task()
-            if task not in self._passes:
-                self._begun.add(self)
-                self._passes[task] = _Pass(self._num_events, parts_left=dict(self._num_parts))
-            return self._passes[task]
+        task = graph_task()
+        current = self._passes.get(task)
+        if current is None:
+            self._writer.begun.add(self)
+            current = self._passes[task] = _Pass(self._num_events, self._num_parts.copy(), [], [])
+        return current
 
-    def _add(self, current: _Pass, slot: Slot, gradient: torch.Tensor | None) -> None:
-        """Add one part; only sums of several parts are copied, all else is read at once and let go."""
-        current.parts_left[slot] -= 1
-        earlier = current.sums.pop(slot, None)
-        if gradient is not None and earlier is not None:
-            with blind():
-                earlier = earlier + gradient.detach()
-        elif gradient is not None and current.parts_left[slot]:
-            with blind():
-                earlier = gradient.detach().clone()
-        elif gradient is not None:
-            current.outputs[slot] = self._read(slot, gradient)
-        if earlier is not None:
-            if current.parts_left[slot]:
-                current.sums[slot] = earlier
+    def _enter(self, current: _Pass, slots: _Entering, shape: tuple[int, ...] | None, gradients: _Gradients) -> None:
+        for number, slot in slots.items():
+            gradient = gradients[number] if number < len(gradients) else None
+            if gradient is None or any(taken.slot == slot for taken in current.inputs):
+                continue
+            if shape is not None:
+                if gradient.numel() != prod(shape):
+                    continue
+                with blind():
+                    gradient = gradient.detach().reshape(shape)
+            current.inputs.append(self._writer.read(slot, gradient))
+
+    def _leave(self, current: _Pass, slots: _Leaving, gradients: _Gradients) -> None:
+        for number, slot in slots:
+            gradient = gradients[number] if number < len(gradients) else None
+            left = current.parts_left[slot] = current.parts_left[slot] - 1
+            if left == 0 and (current.sums is None or slot not in current.sums):
+                if gradient is not None:
+                    current.outputs.append(self._writer.read(slot, gradient))
             else:
-                current.outputs[slot] = self._read(slot, earlier)
+                self._add_part(current, slot, gradient, left)
+
+    def _add_part(self, current: _Pass, slot: Slot, gradient: torch.Tensor | None, left: int) -> None:
+        """Add one of several parts; only sums are copied, all else is read at once and let go."""
+        sums = current.sums if current.sums is not None else {}
+        current.sums = sums
+        earlier = sums.pop(slot, None)
+        if gradient is not None:
+            with blind():
+                earlier = gradient.detach().clone() if earlier is None else earlier + gradient.detach()
+        if earlier is None:
+            return
+        if left:
+            sums[slot] = earlier
+        else:
+            current.outputs.append(self._writer.read(slot, earlier))
 
     def _event(self, current: _Pass) -> None:
         current.events_left -= 1
         if current.events_left == 0:
-            with self._lock:
-                self._passes = {task: other for task, other in self._passes.items() if other is not current}
-                if not self._passes:
-                    self._begun.discard(self)
+            self._passes = {task: other for task, other in self._passes.items() if other is not current} if len(self._passes) > 1 else {}
+            if not self._passes:
+                self._writer.begun.discard(self)
             self._hand_over(current)
 
     def _hand_over(self, current: _Pass) -> None:
-        for slot, total in current.sums.items():
-            current.outputs[slot] = self._read(slot, total)
-        current.sums.clear()
+        if current.sums:
+            for slot, total in current.sums.items():
+                current.outputs.append(self._writer.read(slot, total))
+            current.sums.clear()
         if current.inputs or current.outputs:
-            self._finish(current.inputs, current.outputs)
+            self._writer.finish_pass(self._call, current.inputs, current.outputs)
+
+
+_Entering = dict[int, Slot]
+_Leaving = list[tuple[int, Slot]]
+_Gradients = tuple["torch.Tensor | None", ...]
 
 
 def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found]) -> bool:
     """Hook the nodes that a finished call owns; False where it has none."""
-    entries: dict[Any, dict[int, Slot]] = {}
+    first, last = edges.first, next_sequence_number()
+    if first == last:
+        return False
+    owned: dict[Any, _Entering] = {}
     for slot, tensor in results:
-        if tensor.grad_fn is not None:
-            entries.setdefault(tensor.grad_fn, {}).setdefault(tensor.output_nr, Slot("input", slot.path))
-        base = tensor._base
-        if base is not None and id(base) in edges.bases and base.grad_fn is not None:
-            entries.setdefault(base.grad_fn, {}).setdefault(base.output_nr, Slot("input", (*slot.path, "base")))
-    last = next_sequence_number()
-    owned = {node: slots for node, slots in entries.items() if edges.first <= sequence_number(node) < last}
-    for node, slots in owned.items():
-        backward.expect_outputs(node, slots)
-    for node, contributions in _contributions(list(owned), edges, last):
-        backward.expect_inputs(node, contributions)
-    _watch_behind_a_view(backward, owned, results, edges.first, last)
-    return bool(owned)
-
-
-def _contributions(starts: list[Any], edges: Edges, last: int) -> Iterable[tuple[Any, list[tuple[int, Slot]]]]:
-    """Walk the owned nodes and yield each that passes gradients on to inputs of the call."""
-    waiting, seen = list(starts), set(starts)
+        node = tensor.grad_fn
+        if node is not None and first <= node._sequence_nr() < last:
+            owned.setdefault(node, {}).setdefault(tensor.output_nr, _renamed("input", slot))
+        if edges.bases:
+            base = tensor._base
+            if base is not None and id(base) in edges.bases:
+                node = base.grad_fn
+                if node is not None and first <= node._sequence_nr() < last:
+                    owned.setdefault(node, {}).setdefault(base.output_nr, Slot("input", (*slot.path, "base")))
+    if not owned:
+        return False
+    waiting, seen = list(owned), set(owned)
     while waiting:
         node = waiting.pop()
-        leaving: list[tuple[int, Slot]] = []
-        for number, (following, output) in enumerate(node.next_functions):
-            if following is None:
-                continue
-            position = sequence_number(following)
-            is_leaf = position == ACCUMULATE_GRAD
-            slot = edges.leaves.get(id(getattr(following, "variable", None))) if is_leaf else edges.nodes.get((following, output))
-            if slot is not None:
-                leaving.append((number, Slot("gradient" if slot.role == "parameter" else "output", slot.path)))
-            elif edges.first <= position < last and following not in seen:
-                seen.add(following)
-                waiting.append(following)
+        leaving = _leaving(node, edges, last, seen, waiting)
         if leaving:
-            yield node, leaving
+            backward.expect_inputs(node, leaving, owned.get(node))
+        elif node in owned:
+            backward.expect_outputs(node, owned[node])
+    _watch_behind_a_view(backward, owned, results, first, last)
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _renamed(role: Role, slot: Slot) -> Slot:
+    return Slot(role, slot.path)
+
+
+def _leaving(node: Any, edges: Edges, last: int, seen: set[Any], waiting: list[Any]) -> _Leaving:
+    """Which of a node's gradients go to inputs of the call; nodes of the same call behind it are added to those that wait."""
+    found: _Leaving = []
+    for number, (following, output) in enumerate(node.next_functions):
+        if following is None:
+            continue
+        position = following._sequence_nr()
+        if position == ACCUMULATE_GRAD:
+            slot = edges.leaves.get(id(getattr(following, "variable", None)))
+        else:
+            slot = edges.nodes.get((following, output))
+        if slot is not None:
+            found.append((number, _renamed("gradient" if slot.role == "parameter" else "output", slot)))
+        elif edges.first <= position < last and following not in seen:
+            seen.add(following)
+            waiting.append(following)
+    return found
 
 
 def _watch_behind_a_view(backward: BackwardOfCall, owned: dict[Any, dict[int, Slot]], results: list[Found], first: int, last: int) -> None:
@@ -220,10 +273,12 @@ def _watch_behind_a_view(backward: BackwardOfCall, owned: dict[Any, dict[int, Sl
     """
     if len(results) != 1 or len(owned) != 1:
         return
+    if results[0][1]._base is None:
+        return
     ((node, slots),) = owned.items()
-    if results[0][1]._base is None or len(node.next_functions) != 1:
+    if len(node.next_functions) != 1:
         return
     behind, _ = node.next_functions[0]
     if behind is not None and first <= sequence_number(behind) < last:
         tensor = results[0][1]
-        backward.expect_outputs(behind, {0: next(iter(slots.values()))}, fallback_numel=tensor.numel(), shape=tuple(tensor.shape))
+        backward.expect_outputs(behind, {0: next(iter(slots.values()))}, shape=tuple(tensor.shape))

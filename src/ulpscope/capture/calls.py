@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from types import FrameType
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-__all__ = ["caller", "is_own_business", "makes_no_values", "op_name", "writes_silently", "written_arguments"]
+__all__ = ["caller", "is_own_business", "makes_no_values", "may_write", "op_name", "writes_silently", "written_arguments"]
 
 _VIEW_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
@@ -119,6 +120,56 @@ def makes_no_values(op: str) -> bool:
     return any(
         part in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided") for part in op.split(".")
     )
+
+
+# Of these no schema tells, or it does not tell the truth: running statistics are written by functions that seem to write nothing.
+_WRITE_NOTHING = frozenset(
+    """
+    __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __matmul__ __rmatmul__ __pow__ __rpow__
+    __neg__ __abs__ __mod__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__ __invert__ __getitem__ __pos__ __contains__
+    __rmod__ cross_entropy mse_loss l1_loss nll_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div softmax
+    log_softmax softmin normalize pad interpolate one_hot glu unfold fold cosine_similarity pairwise_distance tensor as_tensor from_numpy
+    float half bfloat16 double int long bool cpu cuda to type type_as T mT H mH real imag
+    """.split()
+)
+_MAY_WRITE = ("batch_norm", "instance_norm", "renorm", "_fused_", "_foreach_")
+_LAST_HARMLESS = {"embedding": 3, "embedding_bag": 3}
+"""Functions that write where the argument at that place, or called max_norm, is given."""
+
+
+def may_write(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call may write to memory that it is given. What is not known does."""
+    known = _writes(op)
+    if known is True or (kwargs and ("out" in kwargs or kwargs.get("inplace") or kwargs.get("max_norm") is not None)):
+        return True
+    return known is not False and len(args) > known and bool(args[known])
+
+
+@functools.lru_cache(maxsize=8192)
+def _writes(op: str) -> bool | int:
+    """True, False, or the place of the argument that decides."""
+    namespace, _, name = op.rpartition(".")
+    if namespace.startswith("aten"):  # an operation with its overload: aten.add.Tensor
+        return True
+    if namespace not in ("torch", "Tensor", "functional") or any(part in name for part in _MAY_WRITE):
+        return True
+    if namespace == "functional":
+        if name in _LAST_HARMLESS:
+            return _LAST_HARMLESS[name]
+        function = getattr(torch.nn.functional, name, None)
+        try:
+            parameters = list(inspect.signature(function).parameters) if function is not None else []
+        except (TypeError, ValueError):  # written in C++
+            parameters = []
+        if "inplace" in parameters:
+            return parameters.index("inplace")
+    if name in _WRITE_NOTHING:
+        return False
+    packet = getattr(torch.ops.aten, name, None) if not name.startswith("__") else None
+    if packet is None:
+        return True
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+    return any(schema.is_mutable and not any(argument.is_out for argument in schema.arguments) for schema in schemas)
 
 
 def is_own_business(frame: FrameType | None) -> bool:

@@ -6,15 +6,35 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import lru_cache
+from types import CodeType
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-__all__ = ["ModuleStack", "clean_path"]
+__all__ = ["ModuleStack", "RunningModule", "clean_path"]
 
 # Segments that wrappers add to names; without them a wrapped model compares with a bare one.
 _WRAPPER_SEGMENTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 _WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
+
+class RunningModule:
+    """A module that is running, its path, and what `StackReader` remembers of where it was called."""
+
+    __slots__ = ("called_from", "inside", "module", "path", "stack")
+
+    def __init__(self, module: torch.nn.Module, path: str) -> None:
+        self.module = module
+        self.path = path
+        self.stack: Any = None
+        self.called_from: tuple[int, int] | None = None
+        self.inside = 0
+
+    def runs(self, code: CodeType) -> bool:
+        """Whether this is the code of its forward."""
+        return getattr(type(self.module).forward, "__code__", None) is code
 
 
 class ModuleStack:
@@ -31,30 +51,30 @@ class ModuleStack:
     @property
     def current(self) -> str:
         """The path of the innermost running module of this thread."""
-        stack = self._stack()
-        return stack[-1][1] if stack else ""
+        stack = self.all_running()
+        return stack[-1].path if stack else ""
 
     @property
     def running(self) -> torch.nn.Module | None:
-        stack = self._stack()
-        return stack[-1][0] if stack else None
+        stack = self.all_running()
+        return stack[-1].module if stack else None
 
     def roots(self) -> list[torch.nn.Module]:
         """The models whose modules have names, oldest first."""
         return [root for reference in self._root_modules if (root := reference()) is not None]
 
     def is_empty(self) -> bool:
-        return not self._stack()
+        return not self.all_running()
 
     def enter(self, module: torch.nn.Module) -> str:
         path = self._path(module)
-        self._stack().append((module, path))
+        self.all_running().append(RunningModule(module, path))
         return path
 
     def leave(self, module: torch.nn.Module) -> None:
-        stack = self._stack()
+        stack = self.all_running()
         while stack:
-            if stack.pop()[0] is module:
+            if stack.pop().module is module:
                 return
 
     def named_parameters(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -69,7 +89,8 @@ class ModuleStack:
             path = clean_path(name, inside_wrapper=isinstance(module, _WRAPPERS))
             yield (f"{prefix}.{path}" if prefix else path), tensor
 
-    def _stack(self) -> list[tuple[torch.nn.Module, str]]:
+    def all_running(self) -> list[RunningModule]:
+        """The modules that run on this thread, the innermost last."""
         try:
             return self._local.stack  # type: ignore[no-any-return]
         except AttributeError:
@@ -80,9 +101,9 @@ class ModuleStack:
         path = self._paths.get(module)
         if path is not None:
             return path
-        stack = self._stack()
+        stack = self.all_running()
         if stack:
-            path = self._paths[module] = f"{stack[-1][1]}.{type(module).__name__}".lstrip(".")
+            path = self._paths[module] = f"{stack[-1].path}.{type(module).__name__}".lstrip(".")
             return path
         self._name_all(module)
         return self._paths[module]
@@ -101,6 +122,7 @@ class ModuleStack:
             self._paths.setdefault(module, ".".join(filter(None, (prefix, path))))
 
 
+@lru_cache(maxsize=65_536)
 def clean_path(name: str, *, inside_wrapper: bool = False) -> str:
     """A module's path without what wrappers put into it.
 

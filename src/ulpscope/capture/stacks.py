@@ -6,14 +6,16 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any, Protocol
 
 import torch
 
 from ulpscope.model import Frame
 
-__all__ = ["StackReader", "is_recompute"]
+__all__ = ["Running", "Stack", "StackReader", "is_recompute"]
 
 _OURS = str(Path(__file__).parents[1]) + "/"
 _DEMO = _OURS + "testing/demo/"
@@ -22,45 +24,114 @@ _FOREIGN = (str(Path(torch.__file__).parent) + "/", str(Path(threading.__file__)
 _RUNPY = "runpy.py"
 _CHECKPOINT = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
 _MOST_STACKS = 20_000
+_FOREIGNERS, _USERS, _BOUNDARY, _END = range(4)
 
-Key = tuple[tuple[CodeType, int], ...]
+
+class Running(Protocol):
+    """A module that is running: what stands above its call, remembered once somebody asked, and from where it was called.
+
+    `inside` is the identity of the frame of its forward, which lives as long as the call; 0 while it is not known, or is not the user's.
+    """
+
+    stack: Stack | None
+    called_from: tuple[int, int] | None
+    inside: int
+
+    def runs(self, code: CodeType) -> bool:
+        """Whether this is the code of its forward."""
+
+
+class Stack:
+    """The user's frames above a call, innermost first; equal ones are the same object."""
+
+    __slots__ = ("codes", "frames")
+
+    def __init__(self, codes: tuple[CodeType, ...], frames: tuple[Frame, ...]) -> None:
+        self.codes = codes  # held, so that nobody else gets their addresses
+        self.frames = frames
+
+
+_EMPTY = Stack((), ())
 
 
 class StackReader:
-    """Reads stacks and hands out equal ones as the same tuple."""
+    """Reads stacks and hands out equal ones as the same tuple.
 
-    def __init__(self, depth: int) -> None:
+    With `running`, what stands above a module is read once for all calls inside it: `running` gives the modules that run on this thread,
+    the innermost last, and `boundary` is the code of the function that stands around the call of each.
+    """
+
+    def __init__(self, depth: int, *, boundary: CodeType | None = None, running: Callable[[], Sequence[Running]] | None = None) -> None:
         self._depth = depth
-        self._known: dict[Key, tuple[Frame, ...]] = {}
-        self._is_users: dict[str, bool] = {}
+        self._boundary = boundary
+        self._running = running
+        self._known: dict[tuple[Any, ...], Stack] = {}
+        self._kinds: dict[int, tuple[int, CodeType]] = {}
 
-    def read(self) -> tuple[Frame, ...]:
-        """The user's frames above this call, innermost first."""
-        key: list[tuple[CodeType, int]] = []
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and len(key) < self._depth:
+    def read(self, frame: FrameType | None = None) -> tuple[Frame, ...]:
+        """The user's frames above this call, or from `frame` upwards, innermost first."""
+        running: Sequence[Running] = self._running() if self._running is not None else ()
+        return self._read(frame or sys._getframe(1), running, len(running) - 1).frames
+
+    def _read(self, frame: FrameType | None, running: Sequence[Running], innermost: int) -> Stack:
+        key: list[int] = []
+        codes: list[CodeType] = []
+        kinds = self._kinds
+        module = running[innermost] if innermost >= 0 else None
+        last = 0
+        while frame is not None and len(codes) < self._depth:
             code = frame.f_code
-            if code.co_filename == _RUNNER:  # above stands only the command line
+            if module is not None and module.inside == id(frame) and module.stack is not None:
+                key += (id(code), frame.f_lasti)
+                codes.append(code)
+                return self._joined(key, codes, module.stack)
+            known = kinds.get(id(code))
+            kind = known[0] if known is not None else self._classify(code)
+            if kind == _USERS:
+                key += (id(code), frame.f_lasti)
+                codes.append(code)
+                last = id(frame)
+            elif kind == _BOUNDARY and module is not None:
+                module.inside = last if codes and module.runs(codes[-1]) else 0
+                return self._joined(key, codes, self._above_module(frame.f_back, running, innermost))
+            elif kind == _END:
                 break
-            if self._belongs_to_user(code.co_filename):
-                key.append((code, frame.f_lasti))
             frame = frame.f_back
-        return self._intern(tuple(key))
+        return self._joined(key, codes, _EMPTY)
 
-    def _belongs_to_user(self, file: str) -> bool:
-        answer = self._is_users.get(file)
-        if answer is None:
-            ours = file.startswith(_OURS) and not file.startswith(_DEMO)
-            answer = self._is_users[file] = not (ours or file.startswith(_FOREIGN) or file.endswith(_RUNPY))
-        return answer
+    def _above_module(self, caller: FrameType | None, running: Sequence[Running], number: int) -> Stack:
+        """The stack above a running module: as remembered, where it is still the call of which that was remembered."""
+        module = running[number]
+        called_from = None if caller is None else (id(caller.f_code), caller.f_lasti)
+        if module.stack is None or module.called_from != called_from:
+            module.stack = self._read(caller, running, number - 1)
+            module.called_from = called_from
+        return module.stack
 
-    def _intern(self, key: Key) -> tuple[Frame, ...]:
-        frames = self._known.get(key)
-        if frames is None:
-            frames = tuple(_frame(code, position) for code, position in key)
+    def _joined(self, key: list[int], codes: list[CodeType], above: Stack) -> Stack:
+        """The stack of these frames with another above it; the code whose identities stand in a key is kept as long as the key is."""
+        if not codes:
+            return above
+        identity = (*key, above)
+        stack = self._known.get(identity)
+        if stack is None:
+            frames = tuple(_frame(code, position) for code, position in zip(codes, key[1::2], strict=True)) + above.frames
+            stack = Stack(tuple(codes), frames[: self._depth])
             if len(self._known) < _MOST_STACKS:
-                self._known[key] = frames
-        return frames
+                self._known[identity] = stack
+        return stack
+
+    def _classify(self, code: CodeType) -> int:
+        file = code.co_filename
+        ours = file.startswith(_OURS) and not file.startswith(_DEMO)
+        if code is self._boundary:
+            kind = _BOUNDARY
+        elif file == _RUNNER:  # above stands only the command line
+            kind = _END
+        else:
+            kind = _FOREIGNERS if ours or file.startswith(_FOREIGN) or file.endswith(_RUNPY) else _USERS
+        self._kinds[id(code)] = (kind, code)
+        return kind
 
 
 def _frame(code: CodeType, position: int) -> Frame:

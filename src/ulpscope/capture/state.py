@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import sys
@@ -13,24 +14,38 @@ import torch
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.torch_internals import blind, inside_transform
 from ulpscope.capture.walk import Found, encode_arguments
-from ulpscope.model import Modes, Slot, TensorRecord
+from ulpscope.model import Modes, Slot
 
-__all__ = ["OptimizerProbe", "random_generators", "surrounding_modes"]
+__all__ = ["ModeRow", "OptimizerProbe", "mode_row", "random_generators", "surrounding_modes"]
+
+ModeRow = tuple[str | None, bool, bool, bool | None, bool]
 
 
 def surrounding_modes(found: list[Found], module: torch.nn.Module | None) -> Modes:
     """The modes under which a call runs, on the device of its first tensor."""
-    device = found[0][1].device.type if found else "cpu"
+    autocast, grad, inference, training, deterministic = mode_row(found, module)
+    return Modes(autocast=autocast, grad=grad, inference=inference, training=training, deterministic=deterministic)
+
+
+def mode_row(found: list[Found], module: torch.nn.Module | None) -> ModeRow:
+    """The same as the store writes it."""
+    device = _kind(found[0][1].device) if found else "cpu"
     autocast = None
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device is not None and torch.is_autocast_enabled(device):
         autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-    return Modes(
-        autocast=autocast,
-        grad=torch.is_grad_enabled(),
-        inference=torch.is_inference_mode_enabled(),
-        training=module.training if module is not None else None,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+    return (
+        autocast,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        module.training if module is not None else None,
+        torch.are_deterministic_algorithms_enabled(),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _kind(device: torch.device) -> str | None:
+    """The kind of a device that knows autocast."""
+    return device.type if torch.amp.is_autocast_available(device.type) else None
 
 
 def random_generators() -> dict[str, Any]:
@@ -59,7 +74,7 @@ class OptimizerProbe:
     def __init__(self, modules: ModuleStack, only: list[Any] | None = None) -> None:
         self._modules = modules
         self._only = only
-        self.gradients: dict[int, list[TensorRecord]] = {}
+        self.gradients: dict[int, Any] = {}
         self._names: dict[int, str] = {}
 
     def wants(self, optimizer: Any) -> bool:

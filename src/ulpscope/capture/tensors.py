@@ -1,55 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live tensors to `TensorRecord`s.
+"""Live tensors to what a record says of them.
 
 A tensor seen again unchanged (same storage, version and view) is neither read nor stored again. Storages are told apart by a weak
 reference that keeps their address from being reused; an address alone would credit a new tensor with an old one's values.
+
+What lies on an accelerator is read there, later: its `Values` are filled in place, and `Devices` says when (see `devices`).
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from math import prod
+from typing import Any, Literal, TypeAlias
 
+import msgspec
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
-from ulpscope.capture.torch_internals import blind, is_fake, is_traced, storage_identity
+from ulpscope.capture.devices import Devices
+from ulpscope.capture.torch_internals import blind, free_weak_reference, is_fake, is_traced, storage_identity, weak_reference
+from ulpscope.capture.values import Form, Kept, SummaryRow, Values, view_of
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
 from ulpscope.numerics.summary import fingerprint_address, summarize_address
 
-__all__ = ["Keep", "TensorReader"]
+__all__ = ["Keep", "Taken", "TensorReader", "record_of", "row_of"]
 
 Keep: TypeAlias = Literal["fingerprint", "statistics", "tensors"]
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _MOST_STORAGES = 50_000
+_UNDEFINED = "uninitialised memory: values are not read"
 
 
-class _Values(NamedTuple):
-    summary: Summary | None = None
-    fingerprint: str | None = None
-    content: str | None = None
-    note: str = ""
+class Taken(msgspec.Struct, gc=False):
+    """One tensor in one slot of a call."""
+
+    slot: Slot
+    form: Form
+    values: Values
+    requires_grad: bool
 
 
-_UNDEFINED = _Values(note="uninitialised memory: values are not read")
+def row_of(taken: Taken) -> tuple[Any, ...]:
+    """The tensor as the store writes it."""
+    slot, form, values = taken.slot, taken.form, taken.values
+    is_kept = values.kept is not None
+    return (
+        (slot.role, slot.path),
+        form.dtype,
+        form.shape,
+        form.strides,
+        form.device,
+        taken.requires_grad,
+        values.summary,
+        values.fingerprint,
+        values.content if is_kept else None,
+        values.remark if is_kept else values.note,
+    )
+
+
+def record_of(taken: Taken) -> TensorRecord:
+    form, values = taken.form, taken.values
+    return TensorRecord(
+        slot=taken.slot,
+        dtype=form.dtype,
+        shape=form.shape,
+        strides=form.strides,
+        device=form.device,
+        requires_grad=taken.requires_grad,
+        summary=values.summary_object(),
+        fingerprint=values.fingerprint,
+        content=values.content,
+        note=values.remark,
+    )
 
 
 class TensorReader:
-    """Reads tensors and remembers, within a step, what it has read."""
+    """Reads tensors and remembers, within a step, what it has read. Without `devices` everything is read at once, by the host.
 
-    def __init__(self, keep: Keep, store: Callable[[str, tuple[int, ...], Any], str | None]) -> None:
+    With `keeps_views`, the store can be told that a tensor is a view of bytes that it holds.
+    """
+
+    def __init__(
+        self,
+        keep: Keep,
+        store: Callable[[str, tuple[int, ...], Any], str | None],
+        devices: Devices | None = None,
+        *,
+        keeps_views: bool = False,
+    ) -> None:
         self._keep = keep
         self._store = store
-        self._seen: dict[int, tuple[StorageWeakRef, dict[Any, _Values]]] = {}
-        self._dtypes: dict[torch.dtype, str] = {}
-        self._devices: dict[torch.device, str] = {}
+        self._devices = devices
+        self._keeps_views = keeps_views
+        self._seen: dict[int, Values] = {}
+        self._references: list[int] = []
+        self._forms: dict[Any, Form] = {}
+
+    def __del__(self) -> None:
+        self.forget()
 
     def forget(self) -> None:
         """Forget every tensor, as at the end of a step: values may change unseen while nothing is recorded."""
         self._seen.clear()
+        references, self._references = self._references, []
+        for reference in references:
+            free_weak_reference(reference)
 
     def forget_storage(self, tensor: torch.Tensor) -> None:
         """Forget all views of a storage that was written to, also through an alias with a version of its own."""
@@ -58,95 +115,195 @@ class TensorReader:
 
     def mark_undefined(self, tensor: torch.Tensor) -> None:
         """Take the values of a tensor for undefined until somebody writes to it."""
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_inference():
-            key = self._key(tensor, (tuple(tensor.shape), tensor.stride()))
-            self._views(tensor)[key] = _UNDEFINED
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_inference():
+            return
+        form = self._form(tensor)
+        if form.note:  # a meta tensor has no values to be undefined
+            return
+        identity = storage_identity(tensor)
+        known = self._seen.get(identity)
+        if known is None:
+            self._references.append(weak_reference(tensor))
+        mirrors = tensor.is_neg() + 2 * tensor.is_conj()
+        self._seen[identity] = Values(
+            note=_UNDEFINED, version=tensor._version, address=_address(tensor), form=form, mirrors=mirrors, next=known
+        )
 
     def record(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> TensorRecord:
         """Describe one tensor. Call it where no function mode is active."""
-        dtype = self._dtypes.get(tensor.dtype) or self._dtypes.setdefault(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-        device = self._devices.get(tensor.device) or self._devices.setdefault(tensor.device, str(tensor.device))
-        is_plain = type(tensor) in _PLAIN
-        if not is_plain and is_lazy(tensor):
-            return TensorRecord(slot=slot, dtype=dtype, shape=(), device=device, note="a lazy parameter that has no shape yet")
-        if tensor.is_nested:
-            note = f"nested tensor of shape {tuple(tensor.shape) if tensor.layout is torch.jagged else '?'}: values are not read"
-            return TensorRecord(slot=slot, dtype=dtype, shape=(), device=device, requires_grad=tensor.requires_grad, note=note)
-        shape = tuple(tensor.shape) if is_plain else tuple(map(int, tensor.shape))
-        strides = tensor.stride() if tensor.layout is torch.strided else None
-        if is_undefined:
-            values = _UNDEFINED
-        elif strides is None:
-            values = _Values(note=f"layout {tensor.layout}: values are not read")
-        elif dtype not in DTYPES:
-            values = _Values(note=f"dtype {dtype}: values are not read")
-        elif is_plain:
-            values = self._values(tensor, dtype, (shape, strides))
-        else:
-            values = self._values_of_subclass(tensor, dtype)
-        return TensorRecord(
-            slot=slot,
-            dtype=dtype,
-            shape=shape,
-            strides=strides,
-            device=device,
-            requires_grad=tensor.requires_grad,
-            summary=values.summary,
-            fingerprint=values.fingerprint,
-            content=values.content,
-            note=values.note,
-        )
+        return record_of(self.take(slot, tensor, is_undefined=is_undefined))
 
-    def _values(self, tensor: torch.Tensor, dtype: str, layout: Any) -> _Values:
-        if tensor.device.type == "meta":
-            return _Values(note="meta tensor: it has no values")
-        if is_traced(tensor):
-            return _Values(note="inside a torch.func transform: values are not read")
-        if tensor.is_inference():
-            return self._read(tensor, dtype)
-        views = self._views(tensor)
-        key = self._key(tensor, layout)
-        values = views.get(key)
+    def take(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> Taken:
+        """Take down one tensor; its values may come later. Call it where no function mode is active."""
+        if type(tensor) not in _PLAIN or is_undefined:
+            return self._look(slot, tensor, is_undefined)
+        try:
+            storage = tensor.untyped_storage()
+            known = values = self._seen.get(storage._cdata)
+            version, address = tensor._version, tensor.data_ptr()
+            key = (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        except RuntimeError:  # no memory, no version or no shape: a rare kind
+            return self._look(slot, tensor, is_undefined)
+        form = self._forms[key] if key in self._forms else self._form(tensor)
+        mirrors = tensor.is_neg() + 2 * tensor.is_conj() if form.is_complex else tensor.is_neg()
+        while values is not None:
+            if values.form is form and values.address == address and values.version == version and values.mirrors == mirrors:
+                return Taken(slot, form, values, tensor.requires_grad)
+            values = values.next
+        if not address or form.note:
+            return self._look(slot, tensor, is_undefined)
+        if form.take_aligned is not None and not mirrors and not address & 7:
+            values = form.take_aligned(tensor, form, address)
         if values is None:
-            values = views[key] = self._read(tensor, dtype)
-        return values
+            base = self._base(known, version, address, form) if self._keeps_views and known is not None and not mirrors else None
+            values = self._read(tensor, form, base)
+        values.version, values.address, values.form, values.mirrors, values.next = version, address, form, mirrors, known
+        if known is None:
+            if len(self._seen) >= _MOST_STORAGES:
+                self.forget()
+            self._references.append(storage._weak_ref())  # type: ignore[arg-type]
+        self._seen[storage._cdata] = values
+        return Taken(slot, form, values, tensor.requires_grad)
 
     @staticmethod
-    def _key(tensor: torch.Tensor, layout: Any) -> Any:
-        return tensor._version, tensor.storage_offset(), layout, tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    def _base(known: Values | None, version: int, address: int, form: Form) -> Kept | None:
+        """Kept bytes of the same storage and version of which a tensor is a view with no more elements."""
+        while known is not None:
+            kept = known.kept
+            if (
+                kept is not None
+                and known.version == version
+                and kept.address <= address
+                and address + form.extent <= kept.address + kept.num_bytes
+                and known.form.size == form.size  # type: ignore[union-attr]
+                and (address - kept.address) % form.size == 0
+                and prod(form.shape) * form.size <= kept.num_bytes
+            ):
+                return kept
+            known = known.next
+        return None
 
-    def _views(self, tensor: torch.Tensor) -> dict[Any, _Values]:
-        identity = storage_identity(tensor)
-        entry = self._seen.get(identity)
-        if entry is None:
-            if len(self._seen) >= _MOST_STORAGES:
-                self._seen.clear()
-            entry = self._seen[identity] = (StorageWeakRef(tensor.untyped_storage()), {})  # type: ignore[no-untyped-call]
-        return entry[1]
+    def _look(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool) -> Taken:
+        """The same for what is rare."""
+        is_plain = type(tensor) in _PLAIN
+        if not is_plain and is_lazy(tensor):
+            form = self._bare_form(tensor, "a lazy parameter that has no shape yet")
+            return Taken(slot, form, Values(note=form.note), False)
+        if tensor.is_nested:
+            shape = tuple(tensor.shape) if tensor.layout is torch.jagged else "?"
+            form = self._bare_form(tensor, f"nested tensor of shape {shape}: values are not read")
+            return Taken(slot, form, Values(note=form.note), tensor.requires_grad)
+        form = self._form(tensor)
+        if is_undefined:
+            values = Values(note=_UNDEFINED)
+        elif form.note:
+            values = Values(note=form.note)
+        elif not is_plain:
+            values = self._values_of_subclass(tensor, form)
+        elif is_traced(tensor):
+            values = Values(note="inside a torch.func transform: values are not read")
+        else:
+            values = self._read(tensor, form)
+        return Taken(slot, form, values, tensor.requires_grad)
 
-    def _values_of_subclass(self, tensor: torch.Tensor, dtype: str) -> _Values:
+    def _form(self, tensor: torch.Tensor) -> Form:
+        strides = tensor.stride() if tensor.layout is torch.strided else None
+        if type(tensor) not in _PLAIN:
+            return self._new_form(tensor, strides)
+        key = (tensor.dtype, tensor.shape, strides, tensor.device) if strides is not None else (tensor.dtype, tensor.shape, tensor.layout)
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= _MOST_STORAGES:
+                self._forms.clear()
+            form = self._forms[key] = self._new_form(tensor, strides)
+        return form
+
+    def _new_form(self, tensor: torch.Tensor, strides: tuple[int, ...] | None) -> Form:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        shape = tuple(map(int, tensor.shape))
+        form = Form(dtype, shape, strides, str(tensor.device), tensor.device.type == "cpu", tensor.dtype, layouts={})
+        if strides is None:
+            form.note = f"layout {tensor.layout}: values are not read"
+        elif dtype not in DTYPES:
+            form.note = f"dtype {dtype}: values are not read"
+        elif tensor.device.type == "meta" and type(tensor) in _PLAIN:
+            form.note = "meta tensor: it has no values"
+        else:
+            form.size = tensor.element_size()
+            form.numel = prod(shape) * (2 if tensor.is_complex() else 1)
+            form.extent = form.size * (1 + sum((size - 1) * int(stride) for size, stride in zip(shape, strides, strict=True)))
+            form.is_contiguous = tensor.is_contiguous()
+            form.is_complex = tensor.is_complex()
+        return form
+
+    @staticmethod
+    def _bare_form(tensor: torch.Tensor, note: str) -> Form:
+        name = str(tensor.dtype).removeprefix("torch.")
+        return Form(name, (), None, str(tensor.device), tensor.device.type == "cpu", tensor.dtype, note)
+
+    def _values_of_subclass(self, tensor: torch.Tensor, form: Form) -> Values:
         if is_fake(tensor):
-            return _Values(note="fake tensor: it has no values")
+            return Values(note="fake tensor: it has no values")
         to_local = getattr(tensor, "to_local", None)
         if to_local is None:
-            return self._read(tensor, dtype)
+            return self._read(tensor, form)
         with blind():
             local = to_local()
         placements = getattr(tensor, "placements", None)
-        return self._read(local, dtype)._replace(note=f"values of the local shard {tuple(local.shape)}, placements {placements}")
+        values = self._read(local, self._form(local))
+        values.note = f"values of the local shard {tuple(local.shape)}, placements {placements}"
+        return values
 
-    def _read(self, tensor: torch.Tensor, dtype: str) -> _Values:
+    def _read(self, tensor: torch.Tensor, form: Form, base: Kept | None = None) -> Values:
+        """Values of a tensor, in the store as a view of `base` if there is one."""
+        if not form.is_on_host and self._devices is not None:
+            values = self._devices.take(tensor, form, base)
+            if values is not None:
+                return values
         plain = _on_cpu(tensor)
         size_bytes = plain.numel() * plain.element_size()
         address = _address(plain)
         if address == 0 and size_bytes:
-            return _Values(note=f"{type(tensor).__name__} has no memory of its own: values are not read")
-        content = self._store(dtype, tuple(plain.shape), _buffer(address, size_bytes)) if self._keep == "tensors" else None
-        note = "values not kept: the size limit of this run is reached" if self._keep == "tensors" and content is None else ""
+            return Values(note=f"{type(tensor).__name__} has no memory of its own: values are not read")
+        values = Values()
+        if self._keep == "tensors":
+            self._store_bytes(tensor, form, values, base, address, size_bytes)
         if self._keep == "fingerprint":
-            return _Values(fingerprint=fingerprint_address(address, size_bytes))
-        summary, fingerprint = summarize_address(dtype, address, size_bytes)
-        return _Values(summary, fingerprint, content, note)
+            values.fingerprint = fingerprint_address(address, size_bytes)
+        else:
+            summary, values.fingerprint = summarize_address(form.dtype, address, size_bytes)
+            values.summary = _summary_row(summary)
+        return values
+
+    def _store_bytes(self, tensor: torch.Tensor, form: Form, values: Values, base: Kept | None, address: int, size_bytes: int) -> None:
+        """Store a tensor whose values, in order, are found at `address`; or its memory, of which it is a view."""
+        own = _address(tensor) if self._keeps_views and type(tensor) in _PLAIN else 0
+        if base is not None:
+            values.kept = base
+        elif own and form.is_on_host and not form.is_contiguous and form.is_dense and not (tensor.is_conj() or tensor.is_neg()):
+            values.kept = Kept(own, size_bytes, self._store(form.dtype, (size_bytes // form.size,), _buffer(own, size_bytes)))
+        else:
+            is_memory = own != 0 and form.is_contiguous and not (tensor.is_conj() or tensor.is_neg())
+            shape = form.shape if type(tensor) in _PLAIN else tuple(tensor.shape)
+            key = self._store(form.dtype, shape, _buffer(address, size_bytes))
+            values.kept = Kept(own, size_bytes if is_memory else -1, key)
+            return
+        values.view = view_of(form, (own - values.kept.address) // form.size, values.kept.num_bytes)
+
+
+def _summary_row(summary: Summary) -> SummaryRow:
+    return (  # type: ignore[return-value]
+        summary.numel,
+        summary.min,
+        summary.max,
+        summary.mean,
+        summary.rms,
+        summary.num_nan,
+        summary.num_posinf,
+        summary.num_neginf,
+        summary.num_zero,
+        summary.num_subnormal,
+    )
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,15 +19,22 @@ __all__ = [
     "Quiet",
     "blind",
     "current_node",
+    "current_stream",
+    "detached",
+    "free_weak_reference",
     "graph_task",
+    "has_dispatch_modes",
     "inside_transform",
     "is_fake",
     "is_jit_tracing",
+    "is_stream_capturing",
     "is_traced",
     "next_sequence_number",
     "saved_tensors",
     "sequence_number",
+    "set_grad_enabled",
     "storage_identity",
+    "weak_reference",
     "without_function_modes",
 ]
 
@@ -62,6 +69,38 @@ def storage_identity(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_storages: Any = torch._C.StorageBase
+
+
+def weak_reference(tensor: torch.Tensor) -> int:
+    """What keeps the address of a tensor's storage object from being reused, until `free_weak_reference` is given it."""
+    reference: Any = tensor.untyped_storage()._weak_ref()  # a number, whatever its annotation says
+    return int(reference)
+
+
+def free_weak_reference(reference: int) -> None:
+    _storages._free_weak_ref(reference)
+
+
+def current_stream(device: torch.device) -> int:
+    """The CUDA stream on which torch launches right now on this thread."""
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
+
+
+def is_stream_capturing() -> bool:
+    """Whether what is launched now becomes part of a CUDA graph of the user's."""
+    return bool(torch._C._cuda_isCurrentStreamCapturing())
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor with the same storage and version, made unseen."""
+    if not _num_dispatch_modes():
+        return tensor.detach()
+    with blind():
+        return tensor.detach()
+
+
 def inside_transform() -> bool:
     """Whether a torch.func transform (vmap, grad ...) is active: its tensors have no memory to look at."""
     return _functorch.peek_interpreter_stack() is not None
@@ -84,6 +123,15 @@ def is_jit_tracing() -> bool:
 
 without_function_modes = torch._C.DisableTorchFunction
 """A context in which no __torch_function__ mode or subclass, the user's or ours, sees what we do."""
+
+
+set_grad_enabled = torch._C._set_grad_enabled
+"""The same as torch.set_grad_enabled without making an object: half a microsecond of a hot path."""
+
+
+def has_dispatch_modes() -> bool:
+    """Whether somebody sees every operation of this thread: a profiler, a counter, a tracer."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def saved_tensors(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -113,15 +161,15 @@ class Quiet:
         self._guard = without_function_modes()
         self._guard.__enter__()
         self._grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        if torch._C._len_torch_dispatch_stack():
+        set_grad_enabled(False)
+        if has_dispatch_modes():
             self._blind = blind()
             self._blind.__enter__()
 
     def __exit__(self, *error: object) -> None:
         if self._blind is not None:
             self._blind.__exit__(None, None, None)
-        torch._C._set_grad_enabled(self._grad)
+        set_grad_enabled(self._grad)
         self._guard.__exit__(None, None, None)
 
 

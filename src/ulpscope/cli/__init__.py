@@ -91,8 +91,17 @@ def _abandon_output() -> int:
     return 141
 
 
+def _tell_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    """The version, and what does the arithmetic on tensors here."""
+    if asked:
+        from ulpscope.numerics.kernel import kernel_name
+
+        click.echo(f"ulpscope {__version__} ({kernel_name()})")
+        context.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(__version__, message="ulpscope %(version)s")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_tell_version, help="Show the version and exit.")
 def cli() -> None:
     """Find the operation that broke a model's numerics.
 

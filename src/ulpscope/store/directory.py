@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +25,7 @@ import msgspec
 import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
-from ulpscope.model import FORMAT_VERSION, CallRecord, Frame, LedgerEntry, RunInfo, TensorData
+from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, Frame, LedgerEntry, RunInfo, TensorData
 from ulpscope.store.frames import (
     FILE_MODE,
     FOLDER_MODE,
@@ -35,6 +37,7 @@ from ulpscope.store.frames import (
     call_record,
     encode_call,
     encode_end,
+    encode_row,
     encode_stack,
     encode_start,
     end_of_step,
@@ -55,7 +58,9 @@ PARQUET = "records.parquet"
 LEDGER = "ledger.jsonl"
 MAX_RUN_JSON = 16 << 20
 OPEN_INDEXES = 8
-MAX_SEEN = 256
+MAX_STACKS = 10_000
+MAX_SEEN = 4096
+MAX_UNCOPIED = 64
 
 
 def _rank_name(rank: int) -> str:
@@ -149,7 +154,12 @@ def _run_json(info: RunInfo) -> bytes:
 
 
 class DirectorySink:
-    """Writes the records and tensors of one rank; implements Sink."""
+    """Writes the records and tensors of one rank; implements Sink. Threads may keep tensors while another writes records of the same
+    step.
+    """
+
+    is_thread_safe = True
+    keeps_views = True
 
     def __init__(self, path: str | os.PathLike[str], rank: int, *, max_bytes: int | None = None) -> None:
         self.rank = rank
@@ -163,6 +173,8 @@ class DirectorySink:
         self._closed_bytes = 0
         self._is_full = False
         self._page_cache = PageCache()
+        self._uncopied: deque[Path] = deque()  # steps whose Parquet copy was put off: it takes as long as a training step
+        self._keeping = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
@@ -189,14 +201,19 @@ class DirectorySink:
     def write(self, record: CallRecord) -> None:
         self._open_step().write(record)
 
+    def write_rows(self, rows: Iterable[CallRow]) -> None:
+        """Append records given as rows, in one go."""
+        self._open_step().write_rows(rows)
+
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
-        step = self._open_step()
         data = tensor_bytes(dtype, shape, buffer)
         hash = xxhash.xxh3_128_hexdigest(data)
-        if not step.shards.holds(hash):
-            if self._would_exceed(len(data)):
-                return None
-            step.shards.add(hash, dtype, shape, data)
+        with self._keeping:
+            step = self._open_step()
+            if not step.shards.holds(hash):
+                if self._would_exceed(len(data)):
+                    return None
+                step.shards.add(hash, dtype, shape, data)
         return content_key(hash, dtype, shape)
 
     def note(self, entry: LedgerEntry) -> None:
@@ -211,7 +228,9 @@ class DirectorySink:
             return
         try:
             step.finish(complete=complete)
-            self._copy_to_parquet(step.folder)
+            self._uncopied.append(step.folder)
+            if len(self._uncopied) > MAX_UNCOPIED:
+                self._copy_to_parquet(self._uncopied.popleft())
         finally:
             self._closed_bytes += step.num_bytes
             self._ledger.flush()
@@ -220,6 +239,8 @@ class DirectorySink:
         try:
             self._end_step(complete=complete)
         finally:
+            while self._uncopied:
+                self._copy_to_parquet(self._uncopied.popleft())
             self._ledger.flush()
 
     def _copy_to_parquet(self, folder: Path) -> None:
@@ -276,6 +297,11 @@ class _OpenStep:
         stack = self._number(record.stack) if record.stack else None
         self._records.append(encode_call(record, stack))
         self._num_records += 1
+
+    def write_rows(self, rows: Iterable[CallRow]) -> None:
+        frames = [encode_row(row, self._number(row.stack) if row.stack else None) for row in rows]
+        self._records.append(b"".join(frames) if len(frames) > 1 else frames[0])
+        self._num_records += len(frames)
 
     def finish(self, *, complete: bool) -> None:
         """Close the shards, then say that the step is complete: in this order, so that one implies the other."""
@@ -365,6 +391,7 @@ class DirectoryRun:
             raise NotARunError(f"{self._path} is not a folder, so it is no run")
         self._info = _run_info(self._path / RUN_JSON)
         self._indexes: dict[tuple[int, int], ShardIndex] = {}
+        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
 
     @property
     def path(self) -> Path:
@@ -385,7 +412,7 @@ class DirectoryRun:
 
     def records(self, rank: int, step: int) -> Iterator[CallRecord]:
         folder = self._step_folder(rank, step)
-        return _read_records(folder / RECORDS, rank, step)
+        return _read_records(folder / RECORDS, rank, step, self._stacks)
 
     def tensor(self, rank: int, step: int, content: str) -> TensorData:
         index = self._indexes.get((rank, step))
@@ -418,8 +445,11 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers[:10])) + (f" ... {numbers[-1]}" if len(numbers) > 10 else "")
 
 
-def _read_records(path: Path, rank: int, step: int) -> Iterator[CallRecord]:
-    """The records of a step. One that is under way, or was cut short, ends at its last whole frame; a complete one has no excuse."""
+def _read_records(path: Path, rank: int, step: int, known: dict[tuple[Frame, ...], tuple[Frame, ...]]) -> Iterator[CallRecord]:
+    """The records of a step. One that is under way, or was cut short, ends at its last whole frame; a complete one has no excuse.
+
+    `known` holds the stacks of other steps: equal ones become one object.
+    """
     end = end_of_step(path)
     reader = FrameReader(path)
     stacks: dict[int | None, tuple[Frame, ...]] = {None: ()}
@@ -431,7 +461,10 @@ def _read_records(path: Path, rank: int, step: int) -> Iterator[CallRecord]:
             num_records += 1
             yield _checked_record(reader, frame, rank, step, stacks[frame.stack])
         elif isinstance(frame, StackFrame):
-            stacks[frame.id] = tuple(Frame(*line) for line in frame.lines)
+            if len(known) >= MAX_STACKS:
+                known.clear()
+            stack = tuple(Frame(*line) for line in frame.lines)
+            stacks[frame.id] = known.setdefault(stack, stack)
     if end is not None and (reader.problem or num_records != end.num_records):
         raise reader.damaged(reader.problem or f"the step should hold {end.num_records} records but holds {num_records}")
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 
 from ulpscope.errors import DamagedRunError, InputError, NewerFormatError
-from ulpscope.model import FORMAT_VERSION, Arguments, CallName, CallRecord, Frame, Level, Modes, Phase, Role, TensorRecord
+from ulpscope.model import FORMAT_VERSION, Arguments, CallName, CallRecord, CallRow, Frame, Level, Modes, Phase, Role, TensorRecord
 
 __all__ = [
     "FILE_MODE",
@@ -39,6 +39,7 @@ __all__ = [
     "call_record",
     "encode_call",
     "encode_end",
+    "encode_row",
     "encode_stack",
     "encode_start",
     "encode_tensor",
@@ -201,6 +202,10 @@ def encode_call(record: CallRecord, stack: int | None) -> bytes:
             )
         )
     )
+
+
+def encode_row(row: CallRow, stack: int | None) -> bytes:
+    return _frame(_encode((2, *row[:10], stack, row.recompute)))
 
 
 def _slot_row(record: TensorRecord) -> tuple[Any, ...]:

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from ulpscope.errors import InputError
-from ulpscope.model import CallRecord, LedgerEntry, RunInfo, TensorData, dtype
+from ulpscope.errors import DamagedRunError, InputError
+from ulpscope.model import DTYPES, CallRecord, LedgerEntry, RunInfo, TensorData
 from ulpscope.store.ledger import merge_entries
 from ulpscope.store.shards import content_key, parse_content, tensor_bytes
 
@@ -64,11 +63,16 @@ class MemoryRun:
         return iter(tuple(self._step(rank, step).records))
 
     def tensor(self, rank: int, step: int, content: str) -> TensorData:
-        hash, name, shape = parse_content(content)
+        asked = parse_content(content)
         tensors = self._step(rank, step).tensors
-        if hash not in tensors or len(tensors[hash]) != prod(shape) * dtype(name).size_bytes:
+        if asked.hash not in tensors or asked.dtype not in DTYPES:
             raise InputError(f"step {step} of rank {rank} keeps no tensor {content}")
-        return TensorData(name, shape, memoryview(tensors[hash]))
+        data = memoryview(tensors[asked.hash])
+        try:
+            asked.verify(len(data), self._path)
+        except DamagedRunError:
+            raise InputError(f"step {step} of rank {rank} keeps no tensor {content}") from None
+        return TensorData(asked.dtype, asked.shape, asked.gathered(data))
 
     def ledger(self, rank: int) -> tuple[LedgerEntry, ...]:
         return merge_entries(self._ledgers.get(rank, []))
@@ -84,6 +88,8 @@ class MemoryRun:
 
 class MemorySink:
     """Writes one rank of a MemoryRun; implements Sink."""
+
+    keeps_views = True
 
     def __init__(self, steps: dict[int, _Step], ledger: list[LedgerEntry]) -> None:
         self._steps = steps

@@ -14,9 +14,8 @@ import re
 import threading
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError
@@ -32,6 +31,7 @@ SHARD_SIZE = 1 << 30
 ALIGNMENT = 8
 OPEN_SHARDS = 8
 COPY_BELOW = 128 << 10  # making a mapping costs as much as copying this
+READ_AHEAD_FROM = 1 << 20
 
 # What safetensors 0.4 knows; every other dtype is stored as plain bytes, with its true name in the journal.
 _SAFETENSORS_NAMES = {
@@ -51,7 +51,8 @@ _SAFETENSORS_NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-_CONTENT = re.compile(r"([0-9a-f]{32}):([a-z0-9_]{1,40}):((?:[0-9]{1,19}(?:x[0-9]{1,19})*)?)", re.ASCII)
+_NUMBERS = r"((?:[0-9]{1,19}(?:x[0-9]{1,19})*)?)"
+_CONTENT = re.compile(rf"([0-9a-f]{{32}}):([a-z0-9_]{{1,40}}):{_NUMBERS}(?::{_NUMBERS}:([0-9]{{1,19}}))?", re.ASCII)
 
 
 def content_key(hash: str, dtype: str, shape: tuple[int, ...]) -> str:
@@ -59,12 +60,60 @@ def content_key(hash: str, dtype: str, shape: tuple[int, ...]) -> str:
     return f"{hash}:{dtype}:{'x'.join(map(str, shape))}"
 
 
-def parse_content(content: str) -> tuple[str, str, tuple[int, ...]]:
+class Content(NamedTuple):
+    """The key of a kept tensor, taken apart. Without strides the tensor consists of the bytes, otherwise it is a view of them, in
+    elements.
+    """
+
+    hash: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    offset: int
+
+    def verify(self, length: int, where: object) -> None:
+        """Make sure that the tensor can be one of, or a view of, that many bytes, and has no more of them."""
+        if self.dtype not in DTYPES:
+            raise DamagedRunError(f"{where}: a tensor should be of dtype {self.dtype!r}, which is none that we know ({', '.join(DTYPES)})")
+        size = DTYPES[self.dtype].size_bytes
+        needed = prod(self.shape) * size
+        if self.strides is None:
+            fits = needed == length
+        else:
+            fits = 0 < needed <= length and len(self.strides) == len(self.shape) and (self._last() + 1) * size <= length
+        if not fits:
+            raise DamagedRunError(
+                f"{where}: {length} bytes are listed for a {self.dtype} tensor of shape {list(self.shape)}, which cannot be"
+            )
+
+    def _last(self) -> int:
+        assert self.strides is not None
+        return self.offset + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+
+    def gathered(self, data: memoryview) -> memoryview:
+        """The bytes of the tensor, in order, from those that were kept."""
+        if self.strides is None:
+            return data
+        import numpy as np  # only here: reading plain tensors does without
+
+        size = DTYPES[self.dtype].size_bytes
+        elements = np.frombuffer(data, f"V{size}", count=len(data) // size)[self.offset :]
+        steps = tuple(stride * size for stride in self.strides)
+        view = np.lib.stride_tricks.as_strided(elements, self.shape, steps, writeable=False)
+        found: memoryview = np.ascontiguousarray(view).reshape(-1).view(np.uint8).data
+        return found
+
+
+def parse_content(content: str) -> Content:
     match = _CONTENT.fullmatch(content)
     if match is None:
         raise InputError(f"{content[:80]!r} is not the key of a kept tensor; take it from the `content` of a record of the same run")
-    hash, dtype, shape = match.groups()
-    return hash, dtype, tuple(map(int, shape.split("x"))) if shape else ()
+    hash, dtype, shape, strides, offset = match.groups()
+    return Content(hash, dtype, _numbers(shape), None if strides is None else _numbers(strides), int(offset or 0))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split("x"))) if text else ()
 
 
 def shard_name(number: int) -> str:
@@ -176,23 +225,22 @@ class ShardIndex:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._places: dict[str, TensorFrame] = {}
+        self._paths: dict[int, Path] = {}
         self._shards: dict[int, _OpenShard] = {}
         self._journal = FrameReader(folder / JOURNAL)
         self._lock = threading.Lock()  # several threads may ask for tensors
 
     def tensor(self, content: str) -> TensorData:
         """Map the bytes of a tensor, after making sure that they are the ones that were written."""
-        hash, dtype, shape = parse_content(content)
+        asked = parse_content(content)
+        hash = asked.hash
         place = self._place(hash)
-        path = self._folder / shard_name(place.shard)
-        if dtype not in DTYPES:
-            raise DamagedRunError(f"{path}: a tensor should be of dtype {dtype!r}, which is none that we know ({', '.join(DTYPES)})")
-        if prod(shape) * DTYPES[dtype].size_bytes != place.length:
-            raise DamagedRunError(f"{path}: {place.length} bytes are listed for a {dtype} tensor of shape {list(shape)}, which cannot be")
+        path = self._paths.get(place.shard) or self._paths.setdefault(place.shard, self._folder / shard_name(place.shard))
+        asked.verify(place.length, path)
         data = self._shard(place.shard, path).bytes_at(place.offset, place.length)
         if xxhash.xxh3_128_hexdigest(data) != hash:
             raise DamagedRunError(f"{path}: the {place.length} bytes from {place.offset} are not those that were written; restore the file")
-        return TensorData(dtype, shape, data)
+        return TensorData(asked.dtype, asked.shape, asked.gathered(data))
 
     def _shard(self, number: int, path: Path) -> _OpenShard:
         with self._lock:
@@ -254,6 +302,8 @@ class _OpenShard:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENODEV):
                 raise
             return self._copied(offset, length)  # a mapping holds a descriptor, and somebody may hold very many
+        if length >= READ_AHEAD_FROM and hasattr(mapping, "madvise"):
+            mapping.madvise(mmap.MADV_WILLNEED)  # the disk reads on while the beginning is looked at
         return memoryview(mapping)[offset - start :]
 
     def _copied(self, offset: int, length: int) -> memoryview:
@@ -279,4 +329,6 @@ def _flat(view: memoryview) -> memoryview:
     try:
         return view.cast("B")
     except TypeError:  # complex numbers have no format that memoryview can cast
+        import numpy as np
+
         return np.asarray(view).reshape(-1).view(np.uint8).data

@@ -136,7 +136,7 @@ class Capture:
         except OSError as error:
             self._path = None
             warn_user(
-                f"ulpscope cannot record into '{error.filename or self._into}' ({error}). "
+                f"ulpscope cannot record into '{self._into if self._open_sink is None else error.filename}' ({error}). "
                 "Training goes on and nothing is recorded; give a folder that can be written to."
             )
             return

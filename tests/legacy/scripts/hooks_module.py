@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The first sample of the torch_npu.hooks guide, its two misprints corrected (the class name, the file name of the second dump).
 import torch
 import torch.nn as nn

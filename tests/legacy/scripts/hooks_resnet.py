@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The second sample of the torch_npu.hooks guide with a label that is one; torchvision is the stand-in beside this file.
 import copy
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training that the guide's snippets stand in: a model on the device `npu`, and one step of it."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`resnet50` with the parts of one, and a hundredth of its size."""
 
 import torch

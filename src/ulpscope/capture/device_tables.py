@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many tensors by few launches: the kernels of triton over a table of addresses.
+
+Nothing here waits for the device. Everything is launched on the stream that is current, behind whatever made the tensors.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+
+from ulpscope.capture.device_layouts import CHUNK, COLUMNS, FIELDS, JOINED, RATIO, Layout
+from ulpscope.model import DTYPES
+from ulpscope.numerics.casting import byte_values
+
+__all__ = ["MOST_ROWS", "Launcher", "are_kernels_there", "upload_size"]
+
+MOST_ROWS = 128
+_WIDTH = 256
+_WARPS = 4
+_NEVER = 2**62
+_LINE_POWER = pow(RATIO, _WIDTH, 2**64)
+_JOINED_POWER = pow(RATIO, CHUNK * JOINED, 2**64)
+
+
+@cache
+def _kernels() -> Any:
+    from ulpscope.capture import device_kernels
+
+    return device_kernels
+
+
+@cache
+def are_kernels_there() -> bool:
+    """Whether triton is installed."""
+    try:
+        _kernels()
+    except Exception:  # not installed, or not for this machine
+        return False
+    return True
+
+
+def upload_size(num_rows: int) -> int:
+    """How many numbers a flush of that many tensors sends to the device: the first program of each, and the rows."""
+    return MOST_ROWS + num_rows * FIELDS
+
+
+class Launcher:
+    """The kernels on one device, with what they need besides the table: weights, values of one-byte codes, and room for parts."""
+
+    def __init__(self, device: torch.device, *, statistics: bool) -> None:
+        self._device = device
+        self._table = torch.empty(upload_size(MOST_ROWS), dtype=torch.int64, device=device)
+        self._rows = self._table[MOST_ROWS:]
+        self._lane_weights = _powers(1, _WIDTH).to(device)
+        self._chunk_weights = _powers(CHUNK, JOINED).to(device)
+        self._parts = torch.empty((4096, COLUMNS), dtype=torch.int64, device=device)
+        self._codes: dict[str, torch.Tensor] = {}
+        self._compiled: dict[Any, Any] = {}
+        self._shared = (statistics, FIELDS, MOST_ROWS, CHUNK, _WIDTH, _LINE_POWER, COLUMNS)
+        self._whole_constants = (statistics, FIELDS, JOINED, _JOINED_POWER, COLUMNS)
+
+    def launch(self, layouts: list[Layout], addresses: list[int], upload: torch.Tensor, out: torch.Tensor) -> None:
+        """Summarise tensors, given with those of one group together, into the rows of `out`.
+
+        `upload` is pinned memory of `upload_size` numbers, which stays as it is until the device is done.
+        """
+        firsts = _fill(upload.numpy(), layouts, addresses)
+        self._table[: upload.shape[0]].copy_(upload, non_blocking=True)
+        if self._parts.shape[0] < firsts[-1]:
+            self._parts = torch.empty((2 * firsts[-1], COLUMNS), dtype=torch.int64, device=self._device)
+        begin, count = 0, len(layouts)
+        for end in range(1, count + 1):
+            if end == count or layouts[end].group != layouts[begin].group:
+                self._launch_group(layouts[begin], firsts[begin], firsts[end] - firsts[begin])
+                begin = end
+        self._run(("whole_tensors",), self._whole_constants, count, self._rows, self._parts, self._chunk_weights, out)
+
+    def _launch_group(self, layout: Layout, first: int, count: int) -> None:
+        is_narrow, kind, size, unit, dims = layout.variant
+        if is_narrow:
+            constants: tuple[Any, ...] = (kind, unit, dims, *self._shared)
+            self._run(("narrow_parts", layout.group), constants, count, self._rows, self._table, self._lane_weights, self._parts, first)
+        else:
+            codes = self._values_of_codes(layout.real) if size == 1 else self._lane_weights
+            constants = (kind, size, unit, dims, *self._shared)
+            self._run(
+                ("wide_parts", layout.group), constants, count, self._rows, self._table, self._lane_weights, codes, self._parts, first
+            )
+
+    def _run(self, key: tuple[Any, ...], constants: tuple[Any, ...], grid: int, *arguments: Any) -> None:
+        """Launch a kernel; from the second time on past triton's look at every argument, which takes longer than the launch."""
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = getattr(_kernels(), key[0])[(grid,)](*arguments, *constants, num_warps=_WARPS)
+        else:
+            compiled[(grid, 1, 1)](*arguments, *constants)
+
+    def _values_of_codes(self, name: str) -> torch.Tensor:
+        """Values and classes of the 256 codes of a one-byte dtype."""
+        if name not in self._codes:
+            self._codes[name] = torch.from_numpy(_classified(name)).to(self._device)
+        return self._codes[name]
+
+
+def _fill(upload: Any, layouts: list[Layout], addresses: list[int]) -> list[int]:
+    """Write the rows of a flush; the result is the first program of each row, and their number at the end."""
+    count = len(layouts)
+    table = upload[MOST_ROWS:].reshape(count, FIELDS)
+    table[:] = np.frombuffer(b"".join([layout.row for layout in layouts]), np.int64).reshape(count, FIELDS)
+    firsts = list(accumulate([layout.num_programs for layout in layouts], initial=0))
+    table[:, 0] = addresses
+    table[:, 2] = upload[:count] = firsts[:-1]
+    upload[count:MOST_ROWS] = _NEVER
+    return firsts
+
+
+def _powers(step: int, count: int) -> torch.Tensor:
+    """r**(step * (count - 1)), ..., r**step, 1 as uint64."""
+    powers = np.array([pow(RATIO, step * (count - 1 - lane), 2**64) for lane in range(count)], np.uint64)
+    return torch.from_numpy(powers.view(np.int64)).view(torch.uint64)
+
+
+def _classified(name: str) -> Any:
+    values = byte_values(name)
+    classes = np.zeros(256)
+    classes[np.isnan(values)] = 1
+    classes[values == np.inf] = 2
+    classes[values == -np.inf] = 3
+    classes[values == 0] = 4
+    classes[(values != 0) & (np.abs(values) < DTYPES[name].tiny)] = 5
+    return np.concatenate([values, classes])

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records on their way to the sink, in order: each is written once everything it says is known.
+
+On the CPU that is at once. Where values are still to come from a device, their record waits, and everything after it; so does the end of
+the step. `settle` writes what has become complete. At most `_MOST_HELD` records wait: the next one waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+
+from ulpscope.capture.devices import Devices
+from ulpscope.capture.state import ModeRow
+from ulpscope.capture.tensors import Taken, record_of, row_of
+from ulpscope.capture.walk import Encoded
+from ulpscope.model import Arguments, CallName, CallRecord, CallRow, Frame, Level, Modes, Phase, Sink
+
+__all__ = ["Draft", "Outbox"]
+
+_MOST_HELD = 20_000
+
+
+class Draft(msgspec.Struct, gc=False):
+    """A record whose tensors may lack their values."""
+
+    step: int
+    order: int
+    op: str
+    index: int
+    phase: Phase
+    level: Level
+    module: str
+    parent: str
+    arguments: Encoded | None
+    modes: ModeRow | None
+    slots: list[Taken]
+    stack: tuple[Frame, ...]
+    recompute: bool
+
+    def is_complete(self) -> bool:
+        for taken in self.slots:
+            values = taken.values
+            if values.waits or (values.kept is not None and values.kept.is_under_way):
+                return False
+        return True
+
+    def row(self) -> CallRow:
+        return CallRow(
+            self.order,
+            self.op,
+            self.index,
+            self.phase,
+            self.level,
+            self.module,
+            self.parent,
+            self.arguments,
+            self.modes,
+            [row_of(taken) for taken in self.slots],
+            self.stack,
+            self.recompute,
+        )
+
+    def record(self, rank: int) -> CallRecord:
+        return CallRecord(
+            rank=rank,
+            step=self.step,
+            order=self.order,
+            call=CallName(self.op, self.index),
+            phase=self.phase,
+            level=self.level,
+            module=self.module,
+            parent=self.parent,
+            arguments=None if self.arguments is None else Arguments(args=self.arguments[0], kwargs=self.arguments[1]),
+            modes=None if self.modes is None else _modes(*self.modes),
+            slots=tuple(map(record_of, self.slots)),
+            stack=self.stack,
+            recompute=self.recompute,
+        )
+
+
+def _modes(autocast: str | None, grad: bool, inference: bool, training: bool | None, deterministic: bool) -> Modes:
+    return Modes(autocast=autocast, grad=grad, inference=inference, training=training, deterministic=deterministic)
+
+
+class Outbox:
+    """What is on its way to a sink: drafts, and what has to be done between them."""
+
+    def __init__(self, sink: Sink, rank: int, devices: Devices, lock: AbstractContextManager[Any]) -> None:
+        self._sink = sink
+        self._lock = lock
+        self._rank = rank
+        self._devices = devices
+        self._held: deque[Draft | Callable[[], None]] = deque()
+        self._write_rows: Callable[[list[CallRow]], None] | None = getattr(sink, "write_rows", None)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    def write(self, draft: Draft) -> None:
+        """Write a record now, or as soon as its values have come and everything before it is written."""
+        if not self._held and draft.is_complete():
+            self._emit([draft])
+            return
+        self._held.append(draft)
+        if len(self._held) > _MOST_HELD:
+            self.settle(wait=True)
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Do something to the sink after everything before it."""
+        if self._held:
+            self._held.append(action)
+        else:
+            action()
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Write what is complete; with `wait` everything."""
+        if not self._held:
+            return
+        if wait:
+            self._devices.send()
+        if not self._devices.collect(wait=wait) and not wait:
+            return
+        try:
+            self._write_complete()
+        except OSError:
+            self._held.clear()  # nothing more can be written, and nothing may gather
+            raise
+
+    def _write_complete(self) -> None:
+        ready: list[Draft] = []
+        while self._held:
+            first = self._held[0]
+            if isinstance(first, Draft):
+                if not first.is_complete():
+                    break
+                ready.append(first)
+                self._held.popleft()
+                continue
+            self._held.popleft()
+            self._emit(ready)
+            ready = []
+            first()
+        self._emit(ready)
+
+    def _emit(self, drafts: list[Draft]) -> None:
+        if not drafts:
+            return
+        with self._lock:
+            if self._write_rows is not None:
+                self._write_rows([draft.row() for draft in drafts])
+                return
+            for draft in drafts:
+                self._sink.write(draft.record(self._rank))
+
+    def drop(self) -> None:
+        """Forget what was not written."""
+        self._held.clear()
