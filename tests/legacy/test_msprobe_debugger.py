@@ -423,7 +423,7 @@ def test_the_package_says_what_it_is() -> None:
     assert shown["Name"] == "ulpscope-legacy"
     assert shown["Version"] == metadata.version("ulpscope-legacy")
     assert "msprobe" in shown["Summary"]
-    assert shown.get_all("Requires-Dist") == ["ulpscope[torch]"]
+    assert shown.get_all("Requires-Dist") == ["ulpscope[torch,xlsx]"]
 
 
 @pytest.mark.promise("M04")
