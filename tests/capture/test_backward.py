@@ -201,3 +201,16 @@ def test_a_backward_pass_after_the_end_of_capture_is_left_alone() -> None:
     y.backward()
     assert not run.calls("Tensor.mul", "backward")
     assert x.grad is not None
+
+
+def test_passes_that_do_not_finish_are_written_in_the_order_in_which_they_began() -> None:
+    """Of the two results of each call only one takes part in the backward pass, so no call sees all of its gradients."""
+    x, other = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    with recording() as run:
+        chain = x
+        for _ in range(40):
+            chain = torch.meshgrid(chain, other, indexing="ij")[0][:, 0]
+        chain.sum().backward()
+    numbers = [record.call.index for record in run.calls("torch.meshgrid", "backward")]
+
+    assert numbers == list(reversed(range(40)))

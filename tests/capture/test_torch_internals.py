@@ -143,3 +143,15 @@ def test_what_a_node_keeps_of_its_forward_call_can_be_asked() -> None:
     assert {name: value.tolist() for name, value in torch_internals.saved_tensors(y.grad_fn)} == {"result": [2.0, 2.0]}
     y.sum().backward()
     assert list(torch_internals.saved_tensors(y.grad_fn)) == []
+
+
+def test_an_alias_made_inside_a_transform_has_memory() -> None:
+    """Without it a tensor of the user's that a transform only looks at could not be read later."""
+    plain, addresses = torch.ones(3), []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        addresses.append(torch_internals.detached(plain).data_ptr())
+        return (x * plain).sum()
+
+    torch.func.grad(function)(torch.ones(3))
+    assert addresses == [plain.data_ptr()]

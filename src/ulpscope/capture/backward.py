@@ -65,10 +65,10 @@ class BackwardWriter(Protocol):
 
     `read` turns a gradient into what a record says of it; `finish_pass` takes those of one pass of a call. `on_outputs`, `on_inputs` and
     `on_both` are the methods of `BackwardOfCall` that take gradients, guarded so that their failure never reaches the engine. `begun`
-    holds the calls of which a pass has begun and not finished; `lock` is held by whoever looks at one.
+    holds the calls of which a pass has begun and not finished, in that order; `lock` is held by whoever looks at one.
     """
 
-    begun: set[BackwardOfCall]
+    begun: dict[BackwardOfCall, None]
     lock: AbstractContextManager[Any]
     on_outputs: Callable[..., None]
     on_inputs: Callable[..., None]
@@ -104,7 +104,7 @@ class BackwardOfCall:
     def flush(self) -> None:
         """Hand over what has come, at the end of a backward pass that did not run every node."""
         with self._writer.lock:
-            self._writer.begun.discard(self)
+            self._writer.begun.pop(self, None)
             while self._passes:
                 _, unfinished = self._passes.popitem()
                 self._hand_over(unfinished)
@@ -149,7 +149,7 @@ class BackwardOfCall:
         task = graph_task()
         current = self._passes.get(task)
         if current is None:
-            self._writer.begun.add(self)
+            self._writer.begun[self] = None
             current = self._passes[task] = _Pass(self._num_events, self._num_parts.copy(), [], [])
         return current
 
@@ -195,7 +195,7 @@ class BackwardOfCall:
         if current.events_left == 0:
             self._passes = {task: other for task, other in self._passes.items() if other is not current} if len(self._passes) > 1 else {}
             if not self._passes:
-                self._writer.begun.discard(self)
+                self._writer.begun.pop(self, None)
             self._hand_over(current)
 
     def _hand_over(self, current: _Pass) -> None:

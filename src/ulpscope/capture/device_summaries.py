@@ -53,6 +53,7 @@ class _Batch:
             self.rows = torch.empty((_BATCH_ROWS, COLUMNS), dtype=torch.int64, device=device)
             self.arrived = torch.empty((_BATCH_ROWS, COLUMNS), dtype=torch.int64, pin_memory=True)
             self.uploads = torch.empty(_BATCH_UPLOADS, dtype=torch.int64, pin_memory=True)
+        self.numbers = self.arrived.numpy()  # asked for here, where no mode of the user's sees it
         self.event = _new_event()
         self.clear()
 
@@ -237,7 +238,7 @@ class CudaSummaries(PendingSummaries):
         while self._sent and (wait or self._sent[0].event.query()):
             batch = self._sent.popleft()
             batch.event.synchronize()
-            settle_rows(batch.arrived.numpy()[: len(batch.owners)], batch.numels, batch.owners, statistics=self._statistics)
+            settle_rows(batch.numbers[: len(batch.owners)], batch.numels, batch.owners, statistics=self._statistics)
             batch.clear()
             self._free.append(batch)
             has_come = True
@@ -288,12 +289,12 @@ class TorchSummaries:
         self._rows, self._owners, self._numels = [], [], []
         try:
             with blind():
-                arrived = torch.stack(rows).cpu()
+                arrived = torch.stack(rows).cpu().numpy()
         except BaseException:
             for values in owners:
                 _lose(values)
             raise
-        settle_rows(arrived.numpy(), numels, owners, statistics=self._statistics)
+        settle_rows(arrived, numels, owners, statistics=self._statistics)
         return True
 
 

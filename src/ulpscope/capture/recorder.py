@@ -103,7 +103,7 @@ class CallRecorder:
         self._stacks = StackReader(_STACK_DEPTH, boundary=boundary, running=modules.all_running)
         self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
         self._local = threading.local()
-        self.begun: set[BackwardOfCall] = set()
+        self.begun: dict[BackwardOfCall, None] = {}
         self.on_outputs = guard(BackwardOfCall.take_outputs)
         self.on_inputs = guard(BackwardOfCall.take_inputs)
         self.on_both = guard(BackwardOfCall.take_both)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
@@ -70,6 +71,7 @@ def storage_identity(tensor: torch.Tensor) -> int:
 
 
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = _functorch.peek_interpreter_stack
 _storages: Any = torch._C.StorageBase
 
 
@@ -94,8 +96,8 @@ def is_stream_capturing() -> bool:
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor with the same storage and version, made unseen."""
-    if not _num_dispatch_modes():
+    """Another tensor with the same storage and version, made unseen. A transform would wrap it into something without memory."""
+    if not _num_dispatch_modes() and _transforms() is None:
         return tensor.detach()
     with blind():
         return tensor.detach()
@@ -103,7 +105,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 def inside_transform() -> bool:
     """Whether a torch.func transform (vmap, grad ...) is active: its tensors have no memory to look at."""
-    return _functorch.peek_interpreter_stack() is not None
+    return _transforms() is not None
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
@@ -175,11 +177,18 @@ class Quiet:
 
 @contextlib.contextmanager
 def blind() -> Iterator[None]:
-    """A context for our own arithmetic: no mode sees it, autograd does not track it, autocast does not change it."""
-    with (
-        without_function_modes(),
-        _python_dispatch._disable_current_modes(),
-        torch._C._DisableAutocast(),
-        torch.no_grad(),
-    ):
-        yield
+    """A context for our own arithmetic: no mode and no transform sees it, autograd does not track it, autocast does not change it, and
+    where the user's compiled code runs around it, the compiler does not look at it.
+    """
+    compiler = set_eval_frame(None)
+    try:
+        with (
+            without_function_modes(),
+            _python_dispatch._disable_current_modes(),
+            torch._C._DisableFuncTorch(),
+            torch._C._DisableAutocast(),
+            torch.no_grad(),
+        ):
+            yield
+    finally:
+        set_eval_frame(compiler)
