@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-__all__ = ["caller", "is_own_business", "makes_no_values", "may_write", "op_name", "writes_silently", "written_arguments"]
+__all__ = ["caller", "is_own_business", "makes_no_values", "may_write", "never_writes", "op_name", "writes_silently", "written_arguments"]
 
 _VIEW_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
@@ -143,6 +143,11 @@ def may_write(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if known is True or (kwargs and ("out" in kwargs or kwargs.get("inplace") or kwargs.get("max_norm") is not None)):
         return True
     return known is not False and len(args) > known and bool(args[known])
+
+
+def never_writes(op: str) -> bool:
+    """Whether no call of that name writes to memory that it is given, unless a keyword argument says so."""
+    return _writes(op) is False
 
 
 @functools.lru_cache(maxsize=8192)

@@ -8,7 +8,7 @@ the step. `settle` writes what has become complete. At most `_MOST_HELD` records
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -96,7 +96,7 @@ class Outbox:
         self._rank = rank
         self._devices = devices
         self._held: deque[Draft | Callable[[], None]] = deque()
-        self._write_rows: Callable[[list[CallRow]], None] | None = getattr(sink, "write_rows", None)
+        self._write_rows: Callable[[Iterable[CallRow]], None] | None = getattr(sink, "write_rows", None)
 
     @property
     def num_held(self) -> int:
@@ -153,7 +153,7 @@ class Outbox:
             return
         with self._lock:
             if self._write_rows is not None:
-                self._write_rows([draft.row() for draft in drafts])
+                self._write_rows(draft.row() for draft in drafts)  # one at a time: thousands at once call the garbage collector
                 return
             for draft in drafts:
                 self._sink.write(draft.record(self._rank))

@@ -122,7 +122,7 @@ class Session:
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
         self._mode = self._new_mode()
         if self._mode is not None:
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._mode.__enter__()
 
     def stop(self, *, complete: bool = True) -> None:
         """Put back everything; the step under way is closed as complete unless the user's code failed in it."""
@@ -224,7 +224,7 @@ class Session:
             return original(*args, **kwargs)
         finally:
             if removed and mode is not None and self._is_active:
-                mode.__enter__()  # type: ignore[no-untyped-call]
+                mode.__enter__()
             self._is_recording = was_recording and self._is_active
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ulpscope.capture.calls import op_name, written_arguments
 from ulpscope.model import Level
 
-__all__ = ["ApiMode", "OpMode", "WriteGuard", "remove_mode"]
+__all__ = ["ApiMode", "FunctionMode", "OpMode", "WriteGuard", "remove_mode"]
 
 
 class _Recorder(Protocol):
@@ -31,12 +31,20 @@ class _Recorder(Protocol):
     def close_call(self, opened: Any, result: Any) -> None: ...
 
 
-class ApiMode(TorchFunctionMode):
-    """Sees the outermost Python-level torch calls: it is off inside its own handler, so inner calls stay inside."""
+class FunctionMode(TorchFunctionMode):
+    """A mode that can be taken off and entered at any time, and always comes to the place on the stack where it was made.
 
-    def __init__(self, recorder: _Recorder) -> None:
+    Above a mode of the user's that was entered later, it would be what leaving that mode takes off.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._place = len(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> FunctionMode:
+        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        _insert(self, stack[self._place :])
+        return self
 
     def is_on(self) -> bool:
         return any(mode is self for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
@@ -44,6 +52,14 @@ class ApiMode(TorchFunctionMode):
     def is_on_top(self) -> bool:
         stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         return bool(stack) and stack[-1] is self
+
+
+class ApiMode(FunctionMode):
+    """Sees the outermost Python-level torch calls: it is off inside its own handler, so inner calls stay inside."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -57,7 +73,7 @@ class ApiMode(TorchFunctionMode):
         return result
 
 
-class WriteGuard(TorchFunctionMode):
+class WriteGuard(FunctionMode):
     """Announces every Python-level torch call before it runs, and records none."""
 
     def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None]) -> None:
@@ -92,16 +108,38 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def remove_mode(mode: ApiMode | OpMode) -> bool:
+def remove_mode(mode: FunctionMode | OpMode) -> bool:
     """Take a mode off the stack of this thread wherever it stands; modes that the user entered later stay in their order."""
-    stack = _get_current_function_mode_stack() if isinstance(mode, ApiMode) else _get_current_dispatch_mode_stack()  # type: ignore[no-untyped-call]
+    if isinstance(mode, FunctionMode):
+        return _remove(mode)
+    stack = _get_current_dispatch_mode_stack()
     if not any(entered is mode for entered in stack):
         return False
     above = []
     while stack[-1] is not mode:
         above.append(stack.pop())
-        above[-1].__exit__(None, None, None)
-    mode.__exit__(None, None, None)
+        above[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     for entered in reversed(above):
-        entered.__enter__()
+        entered.__enter__()  # type: ignore[no-untyped-call]
+    return True
+
+
+def _insert(mode: TorchFunctionMode, above: list[Any]) -> None:
+    """Put a mode on the stack below those, without their noticing."""
+    for _ in above:
+        _pop_mode()  # type: ignore[no-untyped-call]
+    for entered in (mode, *above):
+        _push_mode(entered)  # type: ignore[no-untyped-call]
+
+
+def _remove(mode: TorchFunctionMode) -> bool:
+    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    places = [place for place, entered in enumerate(stack) if entered is mode]
+    if not places:
+        return False
+    for _ in stack[places[-1] :]:
+        _pop_mode()  # type: ignore[no-untyped-call]
+    for entered in stack[places[-1] + 1 :]:
+        _push_mode(entered)  # type: ignore[no-untyped-call]
     return True

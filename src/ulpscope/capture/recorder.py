@@ -202,7 +202,7 @@ class CallRecorder:
     def open(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], level: Level, frame: FrameType | None = None) -> OpenCall | None:
         """Take down what is known before a call; None where it is not recorded. `frame` is where the call stands, if that is known."""
         opened = self._open(op, args, kwargs, level, frame)
-        if self._devices.num_pending and may_write(op, args, kwargs):
+        if self._devices.num_pending and level != "module" and may_write(op, args, kwargs):  # of a module each call inside is announced
             self.read_all()
         return opened
 

@@ -18,8 +18,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.capture import active
-from ulpscope.capture.calls import caller, is_own_business, writes_silently
-from ulpscope.capture.modes import ApiMode, OpMode, WriteGuard, remove_mode
+from ulpscope.capture.calls import caller, is_own_business, never_writes, writes_silently
+from ulpscope.capture.modes import ApiMode, FunctionMode, OpMode, WriteGuard, remove_mode
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.patching import Patches
 from ulpscope.capture.recorder import CallRecorder, OpenCall
@@ -86,7 +86,8 @@ class CaptureSession:
         self._optimizers = OptimizerProbe(self._modules, optimizers)
         self._patches = Patches()
         self._safety = Safety(sink)
-        self._mode: ApiMode | OpMode | None = None
+        self._mode: FunctionMode | OpMode | None = None
+        self._write_guard: WriteGuard | None = None
         self._handles: list[Any] = []
         self._clock: weakref.ref[Any] | None = None
         self._is_active = False
@@ -137,14 +138,12 @@ class CaptureSession:
         self._read_before_change()
         self._is_paused = True
         self._is_recording = False
-        if self._mode is not None:
-            remove_mode(self._mode)
+        self._set_mode(on=False)
 
     def resume(self) -> None:
         self._is_paused = False
         self._is_recording = self._is_active and self._wants_to_record(self._step)
-        if self._is_active and self._mode is not None and not self._mode.is_on():
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._set_mode(on=self._is_recording or self._level == "op")
 
     def take_whole(self, module: torch.nn.Module, name: str) -> None:
         """Record each call of this module as one call of that name, and nothing inside it."""
@@ -177,14 +176,37 @@ class CaptureSession:
             self._mode = ApiMode(self)
         elif self._level == "op":
             self._mode = OpMode(self)
-        if self._mode is not None:
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+        else:
+            self._write_guard = WriteGuard(self._announce)
+        self._set_mode(on=self._is_recording or self._level == "op")
+
+    def _set_mode(self, *, on: bool) -> None:
+        """Let our mode see the calls of this thread, or none, which then cost nothing."""
+        if self._mode is None or not self._is_active or threading.get_ident() != self._thread:
+            return
+        if not on:
+            remove_mode(self._mode)
+        elif not self._mode.is_on():
+            self._mode.__enter__()
+
+    def _set_function_mode(self, *, on: bool) -> None:
+        """The same where it goes unnoticed: to move a mode of dispatch, those that the user entered later have to be left and entered."""
+        if isinstance(self._mode, FunctionMode):
+            self._set_mode(on=on)
+
+    def _guard_writes(self) -> None:
+        """Have whoever writes announced, so that tensors on a device can be read many at a time."""
+        if self._mode is None and self._write_guard is not None and self._recorder.has_devices:
+            self._mode = self._write_guard
+            self._recorder.is_patient = True
+            self._set_mode(on=True)
 
     def _begin(self, step: int) -> None:
         self._step = self._safety.step = step
         self._described: set[int] = set()
         self._recorder.begin_step(step)
         self._is_recording = self._wants_to_record(step)
+        self._set_function_mode(on=self._is_recording)
 
     def _wants_to_record(self, step: int) -> bool:
         if self._is_paused or self._safety.is_broken:
@@ -279,6 +301,8 @@ class CaptureSession:
         if not self.is_recording:
             return original(module, *args, **kwargs)
         is_outermost = self._modules.is_empty()
+        if is_outermost:
+            self._set_function_mode(on=True)  # an optimizer may have failed, or another thread may have begun the step
         is_compiled = _is_compiled(module)
         unit = self._units.get(module)
         is_opaque = unit is not None or is_compiled or self._is_fused(module)
@@ -288,6 +312,7 @@ class CaptureSession:
         try:
             if is_outermost and graph_task() == -1 and not inside_transform():
                 self._safely("record the state of the model", self._describe_model, module, args, kwargs)
+                self._guard_writes()
             if is_opaque or self._level in ("module", "both"):
                 opened = self.open_call(f"module.{unit or type(module).__name__}", args, kwargs, level="module")
                 if opened is not None:
@@ -307,7 +332,7 @@ class CaptureSession:
         return result
 
     def _is_fused(self, module: torch.nn.Module) -> bool:
-        return isinstance(self._mode, ApiMode) and bool(self._safely("look at a module", _has_fast_path, module))
+        return isinstance(self._mode, FunctionMode) and bool(self._safely("look at a module", _has_fast_path, module))
 
     def _push_parent(self, opened: OpenCall) -> bool:
         if opened.name is not None:
@@ -333,9 +358,9 @@ class CaptureSession:
         try:
             return original(*args, **kwargs)
         finally:
-            if removed and self._mode is not None:
-                self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._is_recording = self._is_active and self._wants_to_record(self._step)
+            if removed:
+                self._set_mode(on=self._is_recording or self._level == "op")
 
     def _describe_model(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._selection.wants_phase("start") or next(module.parameters(), None) is None:
@@ -383,28 +408,16 @@ class CaptureSession:
         if not self.is_recording:
             return original(*args, **kwargs)
         try:
-            if isinstance(self._mode, ApiMode) and not self._mode.is_on():
+            if isinstance(self._mode, FunctionMode) and not self._mode.is_on():
                 with self._mode:
                     return original(*args, **kwargs)
-            if self._level == "module" and self._recorder.has_devices and not self._recorder.is_patient:
-                return self._backward_guarded(original, args, kwargs)
             return original(*args, **kwargs)
         finally:
             if graph_task() == -1:
                 self._safely("record the end of a backward pass", self._recorder.flush_backward)
 
-    def _backward_guarded(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a backward pass in which whoever writes is announced, so that gradients on a device can be read many at a time."""
-        self._recorder.is_patient = True
-        try:
-            with WriteGuard(self._announce):
-                return original(*args, **kwargs)
-        finally:
-            self._recorder.is_patient = False
-            self._read_before_change()
-
     def _announce(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._recorder.is_pending:
+        if self._recorder.is_pending and (kwargs or not never_writes(op)):
             self._safely("read tensors before they change", self._recorder.before, op, args, kwargs)
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -412,6 +425,8 @@ class CaptureSession:
         self._read_before_change()
         if self._wants_optimizer(optimizer):
             self._safely("record the gradients of an optimizer", self._take_gradients, optimizer)
+        if _calls_nothing_of_users(optimizer, args, kwargs):
+            self._set_function_mode(on=False)  # it asks each parameter for a dozen facts, and a mode sees every question
 
     def _wants_optimizer(self, optimizer: Any) -> bool:
         return self.is_recording and self._selection.wants_phase("optimizer") and self._optimizers.wants(optimizer)
@@ -427,6 +442,8 @@ class CaptureSession:
             self._safely("read tensors before they change", self._recorder.read_all)
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._is_recording:
+            self._set_function_mode(on=True)
         if self._wants_optimizer(optimizer):
             self._safely("record an optimizer", self._describe_optimizer, optimizer)
         self._recorder.tensors.forget()
@@ -451,6 +468,13 @@ class CaptureSession:
             if self._find_steps and self._step == step and (self._clock is None or self._clock() is optimizer):
                 self.step()
         return result
+
+
+def _calls_nothing_of_users(optimizer: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a step of this optimizer is torch's own business from its beginning to its end: no closure, no hooks."""
+    if not type(optimizer).__module__.startswith("torch.optim") or len(args) > 1 or kwargs.get("closure") is not None:
+        return False
+    return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def _has_fast_path(module: torch.nn.Module) -> bool:

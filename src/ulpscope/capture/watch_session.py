@@ -226,7 +226,7 @@ class WatchSession(Session):
         if before is not None:
             remove_mode(before)
         if mode is not None:
-            mode.__enter__()  # type: ignore[no-untyped-call]
+            mode.__enter__()
         self._mode = mode
         try:
             return original(module, *args, **kwargs)
@@ -235,7 +235,7 @@ class WatchSession(Session):
                 remove_mode(mode)
             self._mode = before if self._is_active else None
             if self._mode is not None:
-                self._mode.__enter__()  # type: ignore[no-untyped-call]
+                self._mode.__enter__()
 
     def _around_function(self, apply: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._mode is None or cls.__module__.startswith("torch."):
@@ -292,7 +292,7 @@ class WatchSession(Session):
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if isinstance(self._mode, ApiMode) and self._is_active and not self._mode.is_on():
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._mode.__enter__()
         if self.is_recording and self._state.wants(optimizer):
             self._safety.run("look at an optimizer", self._state.look_at_update, optimizer, self._step, self._locate)
         self._tick(optimizer)

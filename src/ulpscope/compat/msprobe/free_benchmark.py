@@ -76,7 +76,7 @@ class FreeBenchmarkTask:
         if self._patches is None and self._is_wanted_here:
             self._patches = Patches()
             self._patches.operators(self._around_operator)
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._mode.__enter__()
 
     def pause(self) -> None:
         if self._patches is not None:
