@@ -86,6 +86,7 @@ def kernels(names: list[str]) -> list[str]:
 def program(name: str, level: str, keep: str, folder: Path) -> tuple[list[str], int]:
     """How the records of a program differ between device and host, and how many values were lost."""
     try:
+        programs.run(name, programs.Nothing, "cuda")  # what torch makes when a thing is used for the first time is seen too
         programs.run(name, recording(folder / "device", level, keep), "cuda")
         recorder.Devices = functools.partial(Devices, make=lambda *_, **__: None)  # type: ignore[assignment, misc]
         try:

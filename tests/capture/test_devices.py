@@ -240,6 +240,32 @@ def _checkpointed() -> None:
     torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
 
 
+class _Doubled(torch.autograd.Function):
+    """Saying that a tensor was written to raises its version once more, after the write."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * 2
+
+
+def _own_function() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(3, requires_grad=True)
+    _Doubled.apply(x.sin()).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _transformed() -> None:
+    torch.manual_seed(1)
+    outer = torch.randn(3)
+    torch.func.grad(lambda x: (x * outer.sin()).sum())(torch.randn(3))
+
+
 def _inferred() -> None:
     torch.manual_seed(1)
     with torch.inference_mode():
@@ -248,7 +274,7 @@ def _inferred() -> None:
         x.sin()
 
 
-@pytest.mark.parametrize("program", [_in_place, _train, _checkpointed, _inferred])
+@pytest.mark.parametrize("program", [_in_place, _train, _checkpointed, _own_function, _transformed, _inferred])
 @pytest.mark.parametrize("level", ["api", "module", "both", "op"])
 def test_what_is_read_late_is_what_it_was(program: Any, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with recording(keep="statistics", level=level) as at_once:
@@ -290,6 +316,15 @@ def test_few_flushes_and_no_storage_is_held_for_long(late: list[LateSummaries], 
         assert device.num_pending < 16
         assert device.num_flushes == 300 // 16
     assert device.num_pending == 0
+
+
+def test_modules_are_read_many_at_a_time(late: list[LateSummaries]) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(10)))
+    with recording(keep="statistics", level="module") as found:
+        model(torch.randn(2, 4)).sum().backward()
+    (device,) = late
+    assert len(found.calls("module.Linear")) == len(found.calls("module.Linear", "backward")) == 10
+    assert device.num_flushes <= 3  # before the backward pass, after it, and at the end
 
 
 def test_records_stay_in_order_and_steps_close_after_them(late: list[LateSummaries]) -> None:

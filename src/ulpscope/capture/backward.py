@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from ulpscope.capture.torch_internals import ACCUMULATE_GRAD, blind, graph_task,
 from ulpscope.capture.walk import Found
 from ulpscope.model import Role, Slot
 
-__all__ = ["BackwardOfCall", "BackwardWriter", "Edges", "edges_of", "watch_backward"]
+__all__ = ["BackwardOfCall", "BackwardWriter", "Edges", "edges_of", "take_gradients", "watch_backward"]
 
 
 class Edges:
@@ -63,16 +63,14 @@ def edges_of(found: Iterable[Found]) -> Edges:
 class BackwardWriter(Protocol):
     """What the backward sides of all calls have in common.
 
-    `read` turns a gradient into what a record says of it; `finish_pass` takes those of one pass of a call. `on_outputs`, `on_inputs` and
-    `on_both` are the methods of `BackwardOfCall` that take gradients, guarded so that their failure never reaches the engine. `begun`
+    `read` turns a gradient into what a record says of it; `finish_pass` takes those of one pass of a call. `on_gradients` is
+    `take_gradients`, guarded so that its failure never reaches the engine. `begun`
     holds the calls of which a pass has begun and not finished, in that order; `lock` is held by whoever looks at one.
     """
 
     begun: dict[BackwardOfCall, None]
     lock: AbstractContextManager[Any]
-    on_outputs: Callable[..., None]
-    on_inputs: Callable[..., None]
-    on_both: Callable[..., None]
+    on_gradients: Callable[..., None]
 
     def read(self, slot: Slot, tensor: torch.Tensor) -> Any: ...
 
@@ -89,68 +87,48 @@ class _Pass(msgspec.Struct, gc=False):
     sums: dict[Slot, torch.Tensor] | None = None
 
 
-class BackwardOfCall:
-    """Collects the gradients of one call, pass by pass, and hands over each finished pass."""
+class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
+    """Collects the gradients of one call, pass by pass, and hands over each finished pass. Every slot comes in one part, unless
+    `num_parts` knows better.
 
-    __slots__ = ("_call", "_num_events", "_num_parts", "_passes", "_writer")
+    There are thousands of these in a step, and of the hooks that lead to them, and none is part of a circle: Python's garbage collector is
+    not to count them.
+    """
 
-    def __init__(self, writer: BackwardWriter, call: Any) -> None:
-        self._writer = writer
-        self._call = call
-        self._num_events = 0
-        self._num_parts: dict[Slot, int] = {}
-        self._passes: dict[int, _Pass] = {}
+    writer: Any  # a BackwardWriter
+    call: Any
+    num_events: int = 0
+    num_parts: dict[Slot, int] = {}
+    passes: dict[int, _Pass] = {}
 
     def flush(self) -> None:
         """Hand over what has come, at the end of a backward pass that did not run every node."""
-        with self._writer.lock:
-            self._writer.begun.pop(self, None)
-            while self._passes:
-                _, unfinished = self._passes.popitem()
+        with self.writer.lock:
+            self.writer.begun.pop(self, None)
+            while self.passes:
+                _, unfinished = self.passes.popitem()
                 self._hand_over(unfinished)
 
     def expect_outputs(self, node: Any, slots: _Entering, shape: tuple[int, ...] | None = None) -> None:
         """Take the gradients of the call's outputs where they enter `node`; with `shape`, in that shape, if they have as many elements."""
-        self._num_events += 1
-        node.register_prehook(partial(self._writer.on_outputs, self, slots, shape))
+        self.num_events += 1
+        node.register_prehook(_Hook(self.writer.on_gradients, self, (), slots, shape))
 
     def expect_inputs(self, node: Any, slots: _Leaving, entering: _Entering | None = None) -> None:
         """Take the gradients that `node` passes on to inputs of the call; with `entering` those of the call's outputs too, by the
         same hook.
         """
-        self._num_events += 1
+        self.num_events += 1
         for _, slot in slots:
-            self._num_parts[slot] = self._num_parts.get(slot, 0) + 1
-        if entering is None:
-            node.register_hook(partial(self._writer.on_inputs, self, slots))
-        else:
-            node.register_hook(partial(self._writer.on_both, self, slots, entering))
-
-    def take_outputs(self, slots: _Entering, shape: tuple[int, ...] | None, gradients: _Gradients) -> None:
-        with self._writer.lock:
-            current = self._pass()
-            self._enter(current, slots, shape, gradients)
-            self._event(current)
-
-    def take_inputs(self, slots: _Leaving, gradients: _Gradients, _: _Gradients) -> None:
-        with self._writer.lock:
-            current = self._pass()
-            self._leave(current, slots, gradients)
-            self._event(current)
-
-    def take_both(self, slots: _Leaving, entering: _Entering, gradients: _Gradients, entered: _Gradients) -> None:
-        with self._writer.lock:
-            current = self._pass()
-            self._enter(current, entering, None, entered)
-            self._leave(current, slots, gradients)
-            self._event(current)
+            self.num_parts[slot] = self.num_parts.get(slot, 0) + 1
+        node.register_hook(_Hook(self.writer.on_gradients, self, slots, entering))
 
     def _pass(self) -> _Pass:
         task = graph_task()
-        current = self._passes.get(task)
+        current = self.passes.get(task)
         if current is None:
-            self._writer.begun[self] = None
-            current = self._passes[task] = _Pass(self._num_events, self._num_parts.copy(), [], [])
+            self.writer.begun[self] = None
+            current = self.passes[task] = _Pass(self.num_events, self.num_parts.copy(), [], [])
         return current
 
     def _enter(self, current: _Pass, slots: _Entering, shape: tuple[int, ...] | None, gradients: _Gradients) -> None:
@@ -163,7 +141,7 @@ class BackwardOfCall:
                     continue
                 with blind():
                     gradient = gradient.detach().reshape(shape)
-            current.inputs.append(self._writer.read(slot, gradient))
+            current.inputs.append(self.writer.read(slot, gradient))
 
     def _leave(self, current: _Pass, slots: _Leaving, gradients: _Gradients) -> None:
         for number, slot in slots:
@@ -171,7 +149,7 @@ class BackwardOfCall:
             left = current.parts_left[slot] = current.parts_left[slot] - 1
             if left == 0 and (current.sums is None or slot not in current.sums):
                 if gradient is not None:
-                    current.outputs.append(self._writer.read(slot, gradient))
+                    current.outputs.append(self.writer.read(slot, gradient))
             else:
                 self._add_part(current, slot, gradient, left)
 
@@ -188,28 +166,55 @@ class BackwardOfCall:
         if left:
             sums[slot] = earlier
         else:
-            current.outputs.append(self._writer.read(slot, earlier))
+            current.outputs.append(self.writer.read(slot, earlier))
 
     def _event(self, current: _Pass) -> None:
         current.events_left -= 1
         if current.events_left == 0:
-            self._passes = {task: other for task, other in self._passes.items() if other is not current} if len(self._passes) > 1 else {}
-            if not self._passes:
-                self._writer.begun.pop(self, None)
+            self.passes = {task: other for task, other in self.passes.items() if other is not current} if len(self.passes) > 1 else {}
+            if not self.passes:
+                self.writer.begun.pop(self, None)
             self._hand_over(current)
 
     def _hand_over(self, current: _Pass) -> None:
         if current.sums:
             for slot, total in current.sums.items():
-                current.outputs.append(self._writer.read(slot, total))
+                current.outputs.append(self.writer.read(slot, total))
             current.sums.clear()
         if current.inputs or current.outputs:
-            self._writer.finish_pass(self._call, current.inputs, current.outputs)
+            self.writer.finish_pass(self.call, current.inputs, current.outputs)
+
+
+class _Hook(msgspec.Struct, gc=False, eq=False):
+    """What a node calls: before it runs with the gradients that enter, or afterwards with those that leave and those that entered."""
+
+    guarded: Callable[..., None]
+    backward: BackwardOfCall
+    leaving: _Leaving
+    entering: _Entering | None
+    shape: tuple[int, ...] | None = None
+
+    def __call__(self, gradients: _Gradients, entered: _Gradients | None = None) -> None:
+        self.guarded(self, gradients, entered)
+
+
+def take_gradients(hook: _Hook, gradients: _Gradients, entered: _Gradients | None) -> None:
+    """Take the gradients that a node hands to a hook."""
+    backward = hook.backward
+    with backward.writer.lock:
+        current = backward._pass()
+        if hook.entering is not None:
+            backward._enter(current, hook.entering, hook.shape, gradients if entered is None else entered)
+        if hook.leaving:
+            backward._leave(current, hook.leaving, gradients)
+        backward._event(current)
 
 
 _Entering = dict[int, Slot]
-_Leaving = list[tuple[int, Slot]]
+_Leaving = tuple[tuple[int, Slot], ...]
 _Gradients = tuple["torch.Tensor | None", ...]
+_leavings: dict[tuple[int, ...], _Leaving] = {}
+_MOST_LEAVINGS = 4096
 
 
 def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found]) -> bool:
@@ -249,7 +254,7 @@ def _renamed(role: Role, slot: Slot) -> Slot:
 
 def _leaving(node: Any, edges: Edges, last: int, seen: set[Any], waiting: list[Any]) -> _Leaving:
     """Which of a node's gradients go to inputs of the call; nodes of the same call behind it are added to those that wait."""
-    found: _Leaving = []
+    found: list[tuple[int, Slot]] = []
     for number, (following, output) in enumerate(node.next_functions):
         if following is None:
             continue
@@ -263,7 +268,18 @@ def _leaving(node: Any, edges: Edges, last: int, seen: set[Any], waiting: list[A
         elif edges.first <= position < last and following not in seen:
             seen.add(following)
             waiting.append(following)
-    return found
+    return _shared(found) if found else ()
+
+
+def _shared(found: list[tuple[int, Slot]]) -> _Leaving:
+    """The same for every call that is like this one; slots are told apart by identity, since the result keeps them."""
+    key = tuple([part for number, slot in found for part in (number, id(slot))])
+    known = _leavings.get(key)
+    if known is None:
+        known = tuple(found)
+        if len(_leavings) < _MOST_LEAVINGS:
+            _leavings[key] = known
+    return known
 
 
 def _watch_behind_a_view(backward: BackwardOfCall, owned: dict[Any, dict[int, Slot]], results: list[Found], first: int, last: int) -> None:

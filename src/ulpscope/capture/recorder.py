@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import torch
 
-from ulpscope.capture.backward import BackwardOfCall, edges_of, watch_backward
-from ulpscope.capture.calls import makes_no_values, may_write
+from ulpscope.capture.backward import BackwardOfCall, edges_of, take_gradients, watch_backward
+from ulpscope.capture.calls import makes_no_values, may_write, never_writes
 from ulpscope.capture.devices import Devices
 from ulpscope.capture.holding import Draft, Outbox
 from ulpscope.capture.modules import ModuleStack
@@ -104,9 +104,9 @@ class CallRecorder:
         self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
         self._local = threading.local()
         self.begun: dict[BackwardOfCall, None] = {}
-        self.on_outputs = guard(BackwardOfCall.take_outputs)
-        self.on_inputs = guard(BackwardOfCall.take_inputs)
-        self.on_both = guard(BackwardOfCall.take_both)
+        self.num_functions = 0
+        """How many autograd.Functions of the user's are running."""
+        self.on_gradients = guard(take_gradients)
         self.begin_step(0)
 
     def _complain(self, what: str, why: str) -> None:
@@ -247,6 +247,8 @@ class CallRecorder:
         opened.let_go()
         if edges is not None and self._selection.wants_phase("backward"):
             watch_backward(BackwardOfCall(self, opened), edges, results + mutated)
+        if self.num_functions and self._devices.num_pending and not never_writes(opened.op):
+            self.read_all()  # where the Function says that it wrote to a tensor, the version rises again after the write
 
     def close_collective(self, opened: OpenCall, result: Any) -> None:
         """Collectives write into their arguments without telling autograd; an asynchronous one has not written yet."""

@@ -381,9 +381,11 @@ class CaptureSession:
         if opened is None:
             return apply(*args, **kwargs)
         pushed = self._push_parent(opened)
+        self._recorder.num_functions += 1
         try:
             result = apply(*args, **kwargs)
         finally:
+            self._recorder.num_functions -= 1
             if pushed:
                 self._recorder.leave_parent()
         self.close_call(opened, result)
