@@ -63,6 +63,7 @@ _TRANSPARENT = frozenset(
         "torch.utils._contextlib",
         "torch._jit_internal",
         "torch._ops",
+        "ulpscope.capture.lifecycle",
         "ulpscope.capture.patching",
         "ulpscope.capture.session",
     }

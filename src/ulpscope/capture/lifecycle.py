@@ -15,7 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.capture import active
-from ulpscope.capture.modes import ApiMode, OpMode, remove_mode
+from ulpscope.capture.modes import FunctionMode, OpMode, remove_mode
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.patching import Patches
 from ulpscope.capture.safety import Safety
@@ -58,7 +58,7 @@ class Session:
         self._optimizers = OptimizerProbe(self._modules, optimizers)
         self._safety = Safety(sink)
         self._patches = Patches()
-        self._mode: ApiMode | OpMode | None = None
+        self._mode: FunctionMode | OpMode | None = None
         self._handles: list[Any] = []
         self._clock: weakref.ref[Any] | None = None
         self._is_active = self._is_recording = self._is_paused = False
@@ -74,7 +74,7 @@ class Session:
 
     def _close(self, complete: bool) -> None: ...
 
-    def _new_mode(self) -> ApiMode | OpMode | None: ...
+    def _new_mode(self) -> FunctionMode | OpMode | None: ...
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -121,8 +121,21 @@ class Session:
         self._handles.append(register_optimizer_step_pre_hook(self._before_optimizer))
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
         self._mode = self._new_mode()
-        if self._mode is not None:
+        self._set_mode(on=self._is_recording or isinstance(self._mode, OpMode))
+
+    def _set_mode(self, *, on: bool) -> None:
+        """Let our mode see the calls of this thread, or none, which then cost nothing."""
+        if self._mode is None or not self._is_active or threading.get_ident() != self._thread:
+            return
+        if not on:
+            remove_mode(self._mode)
+        elif not self._mode.is_on():
             self._mode.__enter__()
+
+    def _set_function_mode(self, *, on: bool) -> None:
+        """The same where it goes unnoticed: to move a mode of dispatch, those that the user entered later have to be left and entered."""
+        if isinstance(self._mode, FunctionMode):
+            self._set_mode(on=on)
 
     def stop(self, *, complete: bool = True) -> None:
         """Put back everything; the step under way is closed as complete unless the user's code failed in it."""
@@ -155,6 +168,7 @@ class Session:
         self._step = self._safety.step = step
         self._is_recording = self._wants_to_record()
         self._open_step(step)
+        self._set_function_mode(on=self._is_recording)
 
     def _wants_to_record(self) -> bool:
         if self._is_paused or self._safety.is_broken:
@@ -165,10 +179,12 @@ class Session:
         """See nothing until `resume`; the step under way stays open and its calls keep their numbers."""
         self._is_paused = True
         self._is_recording = False
+        self._set_mode(on=False)
 
     def resume(self) -> None:
         self._is_paused = False
         self._is_recording = self._is_active and self._wants_to_record()
+        self._set_mode(on=self._is_recording or isinstance(self._mode, OpMode))
 
     def deactivate(self) -> None:
         self._is_active = self._is_recording = False
@@ -217,15 +233,14 @@ class Session:
 
     def _call_unseen(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run something without our mode: its calls are not seen, and some modules compute otherwise where any mode is active."""
-        mode = self._mode
         was_recording, self._is_recording = self._is_recording, False
-        removed = remove_mode(mode) if mode is not None else False
+        removed = remove_mode(self._mode) if self._mode is not None else False
         try:
             return original(*args, **kwargs)
         finally:
-            if removed and mode is not None and self._is_active:
-                mode.__enter__()
-            self._is_recording = was_recording and self._is_active
+            self._is_recording = was_recording and self._is_active and self._wants_to_record()
+            if removed:
+                self._set_mode(on=True)
 
 
 def has_fast_path(module: torch.nn.Module) -> bool:

@@ -8,42 +8,35 @@ once, and training goes on.
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ulpscope.capture import active
 from ulpscope.capture.calls import caller, is_own_business, never_writes, writes_silently
-from ulpscope.capture.modes import ApiMode, FunctionMode, OpMode, WriteGuard, remove_mode
-from ulpscope.capture.modules import ModuleStack
-from ulpscope.capture.patching import Patches
+from ulpscope.capture.lifecycle import Session, has_fast_path, is_compiled
+from ulpscope.capture.modes import ApiMode, FunctionMode, OpMode, WriteGuard
 from ulpscope.capture.recorder import CallRecorder, OpenCall
-from ulpscope.capture.safety import Safety
 from ulpscope.capture.selection import Selection
-from ulpscope.capture.state import OptimizerProbe
 from ulpscope.capture.tensors import Keep
-from ulpscope.capture.torch_internals import graph_task, inside_transform, is_jit_tracing
+from ulpscope.capture.threads import lend_torch_threads
+from ulpscope.capture.torch_internals import graph_task, inside_transform
 from ulpscope.capture.walk import Found, encode_arguments
 from ulpscope.model import Arguments, LedgerEntry, Level, Sink, Slot
+from ulpscope.numerics.threads import lend_threads
 
 __all__ = ["CaptureLevel", "CaptureSession"]
 
 CaptureLevel: TypeAlias = Literal["api", "module", "both", "op"]
 
-_FUSED = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 
-
-class CaptureSession:
+class CaptureSession(Session):
     """Records what one process does between `start` and `stop`.
 
-    With `find_steps` a step ends with each step of the first optimizer that steps; otherwise when `step` is called.
-    With `operators` an operator keeps the name that Python has for it, `Tensor.__add__`, and its own count. `functions` are functions of
-    Python that no mode sees, as owner, attribute and the name that their calls get; what they call is not recorded.
+    With `operators` an operator has a count of its own. `functions` are functions of Python that no mode sees, as owner, attribute and the
+    name that their calls get; what they call is not recorded.
     """
 
     def __init__(
@@ -61,18 +54,13 @@ class CaptureSession:
         functions: Sequence[tuple[Any, str, str]] = (),
         on_step_end: Callable[[int], None] | None = None,
     ) -> None:
-        self._sink = sink
-        self._rank = rank
+        super().__init__(
+            sink, rank=rank, models=models, optimizers=optimizers, selection=selection, find_steps=find_steps, operators=operators
+        )
         self._level = level
-        self._selection = selection or Selection()
-        self._find_steps = find_steps
-        self._names_operators = operators
         self._functions = functions
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self._spoken = threading.local()
-        self._is_paused = False
         self._on_step_end = on_step_end
-        self._modules = ModuleStack(models or [])
         self._recorder = CallRecorder(
             sink,
             rank=rank,
@@ -83,67 +71,31 @@ class CaptureSession:
             boundary=CaptureSession._around_module.__code__,
             is_patient=level in ("api", "both"),
         )
-        self._optimizers = OptimizerProbe(self._modules, optimizers)
-        self._patches = Patches()
-        self._safety = Safety(sink)
-        self._mode: FunctionMode | OpMode | None = None
         self._write_guard: WriteGuard | None = None
-        self._handles: list[Any] = []
-        self._clock: weakref.ref[Any] | None = None
-        self._is_active = False
-        self._has_updated = False
-        self._thread = 0
-        self._begin(0)
+        self._described: set[int] = set()
 
     # ---- life
 
-    def start(self) -> None:
-        """Begin to record on this thread."""
-        if self._is_active:
-            return
-        self._thread = threading.get_ident()
-        self._is_active = True
-        active.join(self)
-        try:
-            self._install()
-        except BaseException:
-            self.stop(complete=False)
-            raise
+    def _install(self) -> None:
+        super()._install()
+        self._patches.single_functions(self._functions, self._around_single)
+        if self._level == "module":
+            self._write_guard = WriteGuard(self._announce)
+        lend_torch_threads()
 
-    def stop(self, *, complete: bool = True) -> None:
-        """Put back everything; the step under way is closed as complete unless the user's code failed in it."""
-        if not self._is_active:
-            return
-        self._is_active = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._patches.undo()
-        if self._mode is not None:
-            remove_mode(self._mode)
+    def _new_mode(self) -> FunctionMode | OpMode | None:
+        if self._level == "op":
+            return OpMode(self)
+        return ApiMode(self) if self._level in ("api", "both") else None
+
+    def _see_nothing_more(self) -> None:
+        super()._see_nothing_more()
+        lend_threads(None)
         self._recorder.forget()
-        active.leave(self)
-        self._safely("close the run", self._close, complete)
-
-    def step(self) -> None:
-        """End the step under way and begin the next."""
-        if not self._is_active:
-            return
-        number = self._step
-        self._safely("close the step", self._end_step)
-        self._begin(number + 1)
 
     def pause(self) -> None:
-        """Record nothing until `resume`; the step under way stays open and its calls keep their numbers."""
         self._read_before_change()
-        self._is_paused = True
-        self._is_recording = False
-        self._set_mode(on=False)
-
-    def resume(self) -> None:
-        self._is_paused = False
-        self._is_recording = self._is_active and self._wants_to_record(self._step)
-        self._set_mode(on=self._is_recording or self._level == "op")
+        super().pause()
 
     def take_whole(self, module: torch.nn.Module, name: str) -> None:
         """Record each call of this module as one call of that name, and nothing inside it."""
@@ -153,47 +105,6 @@ class CaptureSession:
         """Record what is inside every module again."""
         self._units.clear()
 
-    def deactivate(self) -> None:
-        self._is_active = self._is_recording = False
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether calls of this thread are recorded right now."""
-        return self._is_recording and (threading.get_ident() == self._thread or graph_task() != -1) and not is_jit_tracing()
-
-    def _install(self) -> None:
-        self._patches.module_calls(self._around_module)
-        self._patches.functions(self._around_function)
-        self._patches.backward_passes(self._around_backward)
-        self._patches.collectives(self._around_collective)
-        self._patches.scaler_steps(self._around_scaler)
-        if self._names_operators:
-            self._patches.operators(self._around_operator)
-        self._patches.single_functions(self._functions, self._around_single)
-        self._handles.append(register_optimizer_step_pre_hook(self._before_optimizer))
-        self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
-        if self._level in ("api", "both"):
-            self._mode = ApiMode(self)
-        elif self._level == "op":
-            self._mode = OpMode(self)
-        else:
-            self._write_guard = WriteGuard(self._announce)
-        self._set_mode(on=self._is_recording or self._level == "op")
-
-    def _set_mode(self, *, on: bool) -> None:
-        """Let our mode see the calls of this thread, or none, which then cost nothing."""
-        if self._mode is None or not self._is_active or threading.get_ident() != self._thread:
-            return
-        if not on:
-            remove_mode(self._mode)
-        elif not self._mode.is_on():
-            self._mode.__enter__()
-
-    def _set_function_mode(self, *, on: bool) -> None:
-        """The same where it goes unnoticed: to move a mode of dispatch, those that the user entered later have to be left and entered."""
-        if isinstance(self._mode, FunctionMode):
-            self._set_mode(on=on)
-
     def _guard_writes(self) -> None:
         """Have whoever writes announced, so that tensors on a device can be read many at a time."""
         if self._mode is None and self._write_guard is not None and self._recorder.has_devices:
@@ -201,17 +112,9 @@ class CaptureSession:
             self._recorder.is_patient = True
             self._set_mode(on=True)
 
-    def _begin(self, step: int) -> None:
-        self._step = self._safety.step = step
-        self._described: set[int] = set()
+    def _open_step(self, step: int) -> None:
+        self._described = set()
         self._recorder.begin_step(step)
-        self._is_recording = self._wants_to_record(step)
-        self._set_function_mode(on=self._is_recording)
-
-    def _wants_to_record(self, step: int) -> bool:
-        if self._is_paused or self._safety.is_broken:
-            return False
-        return self._selection.wants_step(step) and self._selection.wants_rank(self._rank)
 
     def _end_step(self) -> None:
         self._recorder.flush_backward()
@@ -282,20 +185,7 @@ class CaptureSession:
         """Take down what a call returned."""
         self._safely(f"record the outputs of {opened.op}", self._recorder.close, opened, result)
 
-    def _spoken_name(self, op: str) -> str:
-        """What the user wrote, where the call is the one that an operator makes."""
-        spoken = getattr(self._spoken, "name", None)
-        self._spoken.name = None
-        return spoken or op
-
     # ---- what the patches call
-
-    def _around_operator(self, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        self._spoken.name = f"Tensor.{name}"
-        try:
-            return original(*args)
-        finally:
-            self._spoken.name = None
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_recording:
@@ -303,9 +193,9 @@ class CaptureSession:
         is_outermost = self._modules.is_empty()
         if is_outermost:
             self._set_function_mode(on=True)  # an optimizer may have failed, or another thread may have begun the step
-        is_compiled = _is_compiled(module)
+        compiled = is_compiled(module)
         unit = self._units.get(module)
-        is_opaque = unit is not None or is_compiled or self._is_fused(module)
+        is_opaque = unit is not None or compiled or self._is_fused(module)
         self._modules.enter(module)
         opened = None
         pushed = False
@@ -318,7 +208,7 @@ class CaptureSession:
                 if opened is not None:
                     self._safely("look at the parameters of a module", self._add_parameters, opened, module)
                     pushed = self._push_parent(opened)
-            if is_compiled:
+            if compiled:
                 self._safely("write a note", self._note_compiled, module)
             result = self._call_unseen(original, (module, *args), kwargs) if is_opaque else original(module, *args, **kwargs)
         finally:
@@ -332,7 +222,7 @@ class CaptureSession:
         return result
 
     def _is_fused(self, module: torch.nn.Module) -> bool:
-        return isinstance(self._mode, FunctionMode) and bool(self._safely("look at a module", _has_fast_path, module))
+        return isinstance(self._mode, FunctionMode) and bool(self._safely("look at a module", has_fast_path, module))
 
     def _push_parent(self, opened: OpenCall) -> bool:
         if opened.name is not None:
@@ -351,16 +241,8 @@ class CaptureSession:
         self._sink.note(LedgerEntry(what=f"see the calls inside {path}", why="it is compiled by torch.compile", step=self._step))
 
     def _call_unseen(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run something without our mode: its calls are not recorded, and some modules compute otherwise where any mode is active."""
         self._read_before_change()
-        self._is_recording = False
-        removed = remove_mode(self._mode) if self._mode is not None else False
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._is_recording = self._is_active and self._wants_to_record(self._step)
-            if removed:
-                self._set_mode(on=self._is_recording or self._level == "op")
+        return super()._call_unseen(original, args, kwargs)
 
     def _describe_model(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._selection.wants_phase("start") or next(module.parameters(), None) is None:
@@ -449,11 +331,7 @@ class CaptureSession:
         if self._wants_optimizer(optimizer):
             self._safely("record an optimizer", self._describe_optimizer, optimizer)
         self._recorder.tensors.forget()
-        if self._find_steps and self._is_active and threading.get_ident() == self._thread:
-            if self._clock is None:
-                self._clock = weakref.ref(optimizer)
-            if self._clock() is optimizer:
-                self.step()
+        self._tick(optimizer)
 
     def _describe_optimizer(self, optimizer: Any) -> None:
         self._recorder.tensors.forget()
@@ -462,29 +340,9 @@ class CaptureSession:
         arguments = Arguments(kwargs=self._optimizers.hyper_parameters(optimizer))
         self._recorder.write_state(f"optimizer.{type(optimizer).__name__}", "optimizer", found, arguments, gradients)
 
-    def _around_scaler(self, original: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        step, self._has_updated = self._step, False
-        result = original(scaler, optimizer, *args, **kwargs)
-        if self._is_active and not self._has_updated:
-            self._safely("write a note", self._sink.note, LedgerEntry(what="see an optimizer step", why="GradScaler skipped it", step=step))
-            if self._find_steps and self._step == step and (self._clock is None or self._clock() is optimizer):
-                self.step()
-        return result
-
 
 def _calls_nothing_of_users(optimizer: Any, args: Any, kwargs: Any) -> bool:
     """Whether a step of this optimizer is torch's own business from its beginning to its end: no closure, no hooks."""
     if not type(optimizer).__module__.startswith("torch.optim") or len(args) > 1 or kwargs.get("closure") is not None:
         return False
     return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-
-
-def _has_fast_path(module: torch.nn.Module) -> bool:
-    """Whether a module would use a fused kernel that it gives up when any torch function mode is active."""
-    if module.training or not isinstance(module, _FUSED):
-        return False
-    return not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in module.parameters())
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    return "_orig_mod" in module._modules or module._compiled_call_impl is not None

@@ -17,7 +17,7 @@ import torch
 from ulpscope.capture.calls import caller, is_own_business
 from ulpscope.capture.extremes import DeferredExtremes, is_plain_here
 from ulpscope.capture.lifecycle import Session, has_fast_path, is_compiled
-from ulpscope.capture.modes import ApiMode, OpMode, remove_mode
+from ulpscope.capture.modes import ApiMode, FunctionMode, OpMode, remove_mode
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import StackReader
 from ulpscope.capture.torch_internals import graph_task, inside_transform
@@ -213,7 +213,7 @@ class WatchSession(Session):
 
     def _call_with(
         self,
-        mode: ApiMode | OpMode | None,
+        mode: FunctionMode | OpMode | None,
         original: Callable[..., Any],
         module: torch.nn.Module,
         args: tuple[Any, ...],
