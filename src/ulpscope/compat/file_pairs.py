@@ -7,26 +7,27 @@ What our own comparison of the same dumps measured already is taken from there.
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
+import sys
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Generic, TypeVar
 
 from ulpscope.errors import InputError, UlpscopeError
 from ulpscope.measure import measure_tensors
 from ulpscope.model import Comparison, TensorData, TensorMeasurement
-from ulpscope.numerics.casting import as_bytes, real_dtype, reals, widen
+from ulpscope.numerics.buffers import address_of, flat_view
+from ulpscope.numerics.kernel import KERNEL, KINDS
 from ulpscope.store.foreign import open_tensor
 
 __all__ = ["FilePairs", "MeasuredPair", "TensorFolder", "measure_pair", "settled"]
 
 _BLOCK = 1 << 16
-_EPS = float(np.finfo(np.float64).eps)
+_EPS = sys.float_info.epsilon
 _SUFFIXES = (".npy", ".pt")
 _Shape = tuple[int, ...]
 _T = TypeVar("_T")
@@ -148,18 +149,27 @@ def measure_pair(subject: Path, reference: Path, measured: TensorMeasurement | N
 
 def _details(subject: TensorData, reference: TensorData) -> tuple[float, int]:
     """The largest relative error at zeros of the reference, and the number of the subject's elements that are finite."""
+    if KERNEL is not None and subject.dtype == reference.dtype and subject.dtype in ("float64", "float32"):
+        ours, theirs, largest = flat_view(subject), flat_view(reference), ctypes.c_double()
+        sides = KINDS[subject.dtype], address_of(ours), address_of(theirs), math.prod(subject.shape)
+        num_finite = KERNEL.ulpscope_at_zeros(*sides, ctypes.addressof(largest))
+        return largest.value / _EPS, num_finite
+    return _details_by_numpy(subject, reference)
+
+
+def _details_by_numpy(subject: TensorData, reference: TensorData) -> tuple[float, int]:
+    import numpy as np
+
+    from ulpscope.numerics.casting import as_bytes, real_dtype, reals, widen
+
     ours, theirs = (reals(data.dtype, as_bytes(data)) for data in (subject, reference))
     kinds = real_dtype(subject.dtype), real_dtype(reference.dtype)
     largest, num_finite = 0.0, 0
     for start in range(0, theirs.size, _BLOCK):
-        left, right = (_values(kind, values[start : start + _BLOCK]) for kind, values in zip(kinds, (ours, theirs), strict=True))
+        blocks = zip(kinds, (ours[start : start + _BLOCK], theirs[start : start + _BLOCK]), strict=True)
+        left, right = (block if block.dtype.name == kind else widen(kind, block) for kind, block in blocks)
         finite, zeros = np.isfinite(left), right == 0
         num_finite += int(np.count_nonzero(finite))
         if zeros.any():
             largest = max(largest, float(np.abs(left[finite & zeros].astype(np.float64)).max(initial=0.0)))
     return largest / _EPS, num_finite
-
-
-def _values(kind: str, carrier: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Numbers that NumPy can compare; of the formats that it does not know, as float64."""
-    return carrier if carrier.dtype.name == kind else widen(kind, carrier)

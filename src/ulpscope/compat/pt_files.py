@@ -17,8 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat import tensor_files
-
 __all__ = ["save_pt"]
 
 _STORAGES = {
@@ -45,11 +43,18 @@ def save_pt(file: Path, dtype: str, shape: tuple[int, ...], buffer: Any) -> None
     """Write one tensor; `buffer` holds its bytes, C-contiguous."""
     data = memoryview(buffer).cast("B")
     if dtype not in _STORAGES or len(data) > _LARGEST or not len(data):
-        tensor_files.save_pt(file, dtype, shape, buffer)
+        _save_by_torch(file, dtype, shape, buffer)
         return
     entries = [("data.pkl", _description(dtype, shape)), ("byteorder", b"little"), ("data/0", data), ("version", b"3\n")]
     with file.open("wb") as stream:
         stream.writelines(_archive(entries))
+
+
+def _save_by_torch(file: Path, dtype: str, shape: tuple[int, ...], buffer: Any) -> None:
+    import torch
+
+    data = torch.frombuffer(bytearray(buffer), dtype=torch.uint8) if len(memoryview(buffer)) else torch.empty(0, dtype=torch.uint8)
+    torch.save(data.view(getattr(torch, dtype)).reshape(shape), file)
 
 
 def _archive(entries: Iterable[tuple[str, Any]]) -> Iterable[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-__all__ = ["TensorFiles", "save_npy", "save_pt"]
+__all__ = ["TensorFiles", "save_npy"]
 
 Save = Callable[[Path, str, tuple[int, ...], Any], None]
 
@@ -67,11 +67,3 @@ def save_npy(file: Path, dtype: str, shape: tuple[int, ...], buffer: Any) -> Non
     values = data.view(dtype) if known else widen(real_dtype(dtype), reals(dtype, data)).astype(np.float32)
     with file.open("wb") as stream:
         np.save(stream, values.reshape(shape), allow_pickle=False)
-
-
-def save_pt(file: Path, dtype: str, shape: tuple[int, ...], buffer: Any) -> None:
-    """A .pt as torch.save writes it."""
-    import torch
-
-    data = torch.frombuffer(bytearray(buffer), dtype=torch.uint8) if len(memoryview(buffer)) else torch.empty(0, dtype=torch.uint8)
-    torch.save(data.view(getattr(torch, dtype)).reshape(shape), file)

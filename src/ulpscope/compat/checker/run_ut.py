@@ -149,7 +149,7 @@ def save_error_data(kept: Path, folder: Path) -> None:
 
 
 def _save(file: Path, tensor: TensorData) -> None:
-    from ulpscope.compat.tensor_files import save_pt
+    from ulpscope.compat.pt_files import save_pt
 
     file.parent.mkdir(parents=True, exist_ok=True)
     save_pt(file, tensor.dtype, tensor.shape, tensor.buffer)

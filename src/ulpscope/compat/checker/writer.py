@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compat.arguments import with_positions
+from ulpscope.compat.checker.describing import Described, frame_text
 from ulpscope.compat.json_files import GrowingJson
-from ulpscope.compat.tensor_files import TensorFiles, save_pt
-from ulpscope.model import DTYPES, Arguments, CallRecord, Frame, LedgerEntry, TensorRecord
+from ulpscope.compat.pt_files import save_pt
+from ulpscope.compat.tensor_files import TensorFiles
+from ulpscope.model import Arguments, CallRecord, LedgerEntry
 
 __all__ = ["CheckerSink", "api_key"]
 
@@ -58,7 +60,7 @@ class CheckerSink:
         if key is None or record.phase not in ("forward", "backward"):
             return
         record = with_positions(record, with_defaults=True)
-        described = _Described(self._files, f"{record.phase}_real_data/{key}", {str(slot.slot): slot for slot in record.slots})
+        described = Described(self._files, f"{record.phase}_real_data/{key}", {str(slot.slot): slot for slot in record.slots})
         if record.phase == "backward":
             self._infos["backward"].add(key, [described.tensor(slot) for slot in record.slots if slot.slot.role == "input"])
             return
@@ -66,76 +68,10 @@ class CheckerSink:
         args = [described.value(value) for value in arguments.args]
         kwargs = {name: described.keyword(name, value) for name, value in (arguments.kwargs or {}).items()}
         self._infos["forward"].add(key, {"args": args, "kwargs": kwargs})
-        self._infos["stack"].add(key, [_frame(frame) for frame in record.stack])
+        self._infos["stack"].add(key, [frame_text(frame) for frame in record.stack])
 
     def close(self, *, complete: bool = True) -> None:
         for info in self._infos.values():
             info.close()
         if self._files is not None:
             self._files.close()
-
-
-class _Described:
-    """The arguments of one call as the old tool describes them; tensors with real data are numbered as they come."""
-
-    def __init__(self, files: TensorFiles | None, stem: str, slots: dict[str, TensorRecord]) -> None:
-        self._files = files
-        self._stem = stem
-        self._slots = slots
-        self._count = 0
-
-    def keyword(self, name: str, value: Any) -> Any:
-        return {"type": "torch.device", "value": value} if name == "device" and isinstance(value, str) else self.value(value)
-
-    def value(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self.value(part) for part in value]
-        if isinstance(value, dict):
-            return self._special(value)
-        return {"type": type(value).__name__, "value": value}
-
-    def _special(self, value: dict[str, Any]) -> Any:
-        kind = next(iter(value), "")
-        if kind == "$tensor" and value[kind] in self._slots:
-            return self.tensor(self._slots[value[kind]])
-        if kind in ("$tuple", "$size"):
-            return [self.value(part) for part in value[kind]]
-        if kind == "$dtype":
-            return {"type": "torch.dtype", "value": f"torch.{value[kind]}"}
-        if kind == "$device":
-            return {"type": "torch.device", "value": value[kind]}
-        if kind == "$slice":
-            return {"type": "slice", "value": value[kind]}
-        if kind == "$int":
-            return {"type": "int", "value": int(value[kind])}
-        if kind.startswith("$"):
-            return {"type": str(value[kind])[:60], "value": str(value.get("repr", ""))[:200]}
-        return {name: self.value(part) for name, part in value.items()}
-
-    def tensor(self, slot: TensorRecord) -> dict[str, Any]:
-        if self._files is not None and slot.content is not None:
-            file = self._files.link(slot.content, f"{self._stem}.{self._count}.pt")
-            self._count += 1
-            return {"type": "torch.Tensor", "datapath": str(file.absolute()), "requires_grad": slot.requires_grad}
-        high, low = _extremes(slot)
-        return {
-            "type": "torch.Tensor",
-            "dtype": f"torch.{slot.dtype}",
-            "shape": list(slot.shape),
-            "Max": high,
-            "Min": low,
-            "requires_grad": slot.requires_grad,
-        }
-
-
-def _extremes(slot: TensorRecord) -> tuple[float | int | None, float | int | None]:
-    summary = slot.summary
-    if summary is None or summary.max is None or summary.min is None:
-        return None, None
-    if DTYPES[slot.dtype].is_floating:
-        return summary.max, summary.min
-    return int(summary.max), int(summary.min)
-
-
-def _frame(frame: Frame) -> str:
-    return f"File {frame.file}, line {frame.line}, in {frame.function}, \n {frame.code}"

@@ -30,6 +30,7 @@ from ulpscope.compat.ptdbg.screen import print_info, print_warning
 from ulpscope.errors import InputError, UlpscopeError
 from ulpscope.model import Comparison
 from ulpscope.store.dump_json import open_files
+from ulpscope.workflows.collecting import rare_collections
 
 __all__ = ["CompareOptions", "compare", "compare_distributed", "compare_paths"]
 
@@ -108,6 +109,7 @@ def read_param(param: Mapping[str, Any]) -> tuple[Path, Path, Path | None, bool]
     return Path(paths[0]), Path(paths[1]), Path(paths[2]) if paths[2] else None, is_logging  # type: ignore[arg-type]
 
 
+@rare_collections()
 def compare_paths(target: Path, golden: Path, output: Path, options: CompareOptions) -> list[Path]:
     """Compare two dumps into tables in `output`, with our page, and tell our finding; returns the tables."""
     places = find_places(target, golden)

@@ -21,11 +21,11 @@ from rich.console import Console
 from ulpscope.compat.file_pairs import measure_pair
 from ulpscope.compat.msprobe.compare_files import output_folder
 from ulpscope.compat.msprobe.compare_numbers import TensorNumbers, tensor_numbers
+from ulpscope.compat.pt_files import save_pt
 from ulpscope.compat.ptdbg.columns import accuracy_reached
 from ulpscope.compat.ptdbg.shell import ParseShell, main
 from ulpscope.compat.ptdbg.shell.acl_dumps import compare_acl, convert_acl
 from ulpscope.compat.ptdbg.shell.arguments import PARSERS, ShellParser, add_ascend_path, shell_parser
-from ulpscope.compat.tensor_files import save_pt
 from ulpscope.errors import InputError
 from ulpscope.model import TensorData
 from ulpscope.report.escaping import visible

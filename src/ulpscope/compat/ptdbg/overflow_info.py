@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.checker.writer import _Described, _frame
+from ulpscope.compat.checker.describing import Described, frame_text
 from ulpscope.compat.json_files import GrowingJson
 from ulpscope.compat.ptdbg.kept import KeptTensors
 from ulpscope.model import DTYPES, Arguments, CallRecord, TensorRecord
@@ -43,7 +43,7 @@ class OverflowInfo:
             args = [described.value(value) for value in arguments.args]
             kwargs = {name: described.keyword(name, value) for name, value in (arguments.kwargs or {}).items()}
             self._file("forward").add(api, {"args": args, "kwargs": kwargs})
-        self._file("stack").add(api, [_frame(frame) for frame in record.stack])
+        self._file("stack").add(api, [frame_text(frame) for frame in record.stack])
 
     def close(self) -> None:
         for file in self._files.values():
@@ -55,7 +55,7 @@ class OverflowInfo:
         return self._files[kind]
 
 
-class _DescribedHere(_Described):
+class _DescribedHere(Described):
     """Arguments as the checker describes them, their values in .npy files at another place."""
 
     def __init__(self, record: CallRecord, stem: Path, tensors: KeptTensors | None) -> None:
