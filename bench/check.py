@@ -3,6 +3,7 @@
 
     python -m bench.check                                     what the CPU does with its own recordings, and how --jobs scales
     python -m bench.check --device cuda                       the same calls on a GPU, TF32 off and on
+    python -m bench.check --networks "" --jobs "" --where     where the time of a check goes, part by part and call by call
 
 Figures of one run are comparable with each other only. `calls/s` is with the start of all processes, `going` from the first call that is
 known to the last. `bench.check_peer` measures the same against mindstudio-probe.
@@ -16,8 +17,10 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.check.networks import NETWORKS, VARIANTS, record
 from ulpscope.model.checks import Check
+from ulpscope.replay import honest, yardstick
+from ulpscope.workflows import check_calls
 from ulpscope.workflows.checking import check_run
 
 STEPS = 8
@@ -79,7 +84,7 @@ def soundness(folder: Path, device: str, networks: list[str], variants: list[str
 
 
 def speed(folder: Path, device: str, jobs: list[int]) -> Iterator[dict[str, Any]]:
-    path = record("gpt", folder / "speed", steps=STEPS)
+    path = record("gpt", folder / "speed", steps=STEPS) if jobs else folder
     going: list[float] = []
     for many in jobs:
         times: list[float] = []
@@ -93,12 +98,68 @@ def speed(folder: Path, device: str, jobs: list[int]) -> Iterator[dict[str, Any]
         yield found
 
 
+PARTS = {
+    "read inputs, and results": (check_calls.CallChecker, "_prepare"),
+    "on the device": (check_calls, "run_on_device"),
+    "float64": (honest.Evaluations, "exact"),
+    "probes": (honest.Moves, "_probe"),
+    "other kernels": (honest.Evaluations, "_decomposed"),
+    "second opinion": (check_calls, "second_opinions"),
+    "ratios": (yardstick, "ratios"),
+}
+
+
+@contextmanager
+def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
+    """Adds up how long the parts of a check take; a part inside another counts in both."""
+    with ExitStack() as stack:
+        for part, (owner, name) in PARTS.items():
+            before = vars(owner)[name]
+            function = before.func if isinstance(before, cached_property) else before
+
+            def timed(*args: Any, part: str = part, function: Any = function, **kwargs: Any) -> Any:
+                begin = time.perf_counter()
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    seconds[part] += time.perf_counter() - begin
+
+            after: Any = timed
+            if isinstance(before, cached_property):
+                after = cached_property(timed)
+                after.__set_name__(owner, name)
+            stack.callback(setattr, owner, name, before)
+            setattr(owner, name, after)
+        yield
+
+
+def where(folder: Path, device: str) -> None:
+    """Twice over one recording, in this process: what only the first calls cost is in the first column."""
+    path = record("gpt", folder / "where", steps=2)
+    seconds = [defaultdict[str, float](float) for _ in range(2)]
+    checks = []
+    for columns in seconds:
+        with timed_parts(columns):
+            begin = time.perf_counter()
+            checks.append(check_run(path, device=device, isolated=False))
+            columns["all"] = time.perf_counter() - begin
+    many = len(checks[1].calls)
+    for part in ("all", *PARTS):
+        print(f"{part:28}" + "".join(f"{1000 * columns[part] / many:10.3f} ms a call" for columns in seconds))
+    by_kind: defaultdict[str, list[float]] = defaultdict(list)
+    for call in checks[1].calls:
+        by_kind[f"{call.call.op} {call.phase}"].append(1000 * call.elapsed_s)
+    for kind, times in sorted(by_kind.items(), key=lambda item: -sum(item[1]))[:12]:
+        print(f"{kind:52} {len(times):4} calls {sum(times) / len(times):9.2f} ms each")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--jobs", default="1,2")
+    parser.add_argument("--where", action="store_true", help="show where the time of a check goes")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -106,6 +167,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         rows += soundness(folder, options.device, [*filter(None, options.networks.split(","))], options.variants.split(","))
+        if options.where:
+            where(folder, options.device)
         rows += speed(folder, options.device, [int(one) for one in options.jobs.split(",") if one])
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1))

@@ -32,6 +32,13 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
     return x + 3
 
 
+@torch.library.custom_op("loose_cannon::lose", mutates_args=())
+def lose(x: torch.Tensor) -> torch.Tensor:
+    if os.environ.get("ULPSCOPE_TEST_CANNON"):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    return x + 4
+
+
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.check import loose_cannon
-from ulpscope import Capture, InputError
+from ulpscope import Capture, InputError, open_run
 from ulpscope.model.checks import Check, CheckedCall
 from ulpscope.workflows.check_frames import Journal
 from ulpscope.workflows.check_processes import Processes
@@ -36,6 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         loose_cannon.crash(x.detach())
         loose_cannon.hang(x.detach())
         loose_cannon.noisy(x.detach())
+        loose_cannon.lose(x.detach())
         loose_cannon.Cube.apply(x).sum().backward()
         F.silu(x)
         capture.step()
@@ -55,6 +57,14 @@ def test_a_crash_costs_one_call(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert found.pop("crash forward") == ("failed", "ended its process (SIGABRT) on cpu")
     assert {status for status, _ in found.values()} == {"passed"}, found
     assert set(found) == {"gelu forward", "gelu backward", "noisy forward", "Cube forward", "Cube backward", "silu forward"}
+
+
+def test_a_lost_device_costs_one_call_and_its_process_no_other(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process was given besides goes to the next one."""
+    monkeypatch.setenv("ULPSCOPE_TEST_CANNON", "1")
+    found = _statuses(check_run(run, imports=[MODULE], select=["*gelu*", "*lose*", "*silu*", "*Cube*"]))
+    assert found.pop("lose forward") == ("skipped", "it fails on cpu (RuntimeError: CUDA error: device-side assert triggered)")
+    assert found == {name: ("passed", "") for name in ("gelu forward", "gelu backward", "Cube forward", "Cube backward", "silu forward")}
 
 
 @pytest.mark.long
@@ -118,26 +128,43 @@ def test_the_journal_of_another_check_is_not_taken(run: Path, tmp_path: Path) ->
 
 
 def _any_record(run: Path) -> object:
-    from ulpscope import open_run
-
     return next(iter(open_run(run).records(0, 0)))
+
+
+def test_what_is_ended_with_its_process_from_outside_is_not_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when somebody interrupts a check: the call that it was at is no finding, neither now nor in the journal."""
+    monkeypatch.setenv("ULPSCOPE_TEST_CANNON", "1")
+    setup = Setup(path=str(run), options=CheckOptions(), imports=(MODULE,))
+    processes = Processes([setup], jobs=1, timeout_s=60.0)
+    records = list(open_run(run).records(0, 0))
+    place, stub = next(((0, 0, index), CheckedCall.of(record, "cpu")) for index, record in enumerate(records) if "hang" in record.call.op)
+    told: list[CheckedCall] = []
+    working = threading.Thread(target=processes.check, args=([(place, stub)], lambda place: {}, told.append))
+    working.start()
+    while processes._members[0]._num_open == 0:
+        time.sleep(0.01)
+    processes.close()
+    working.join(30)
+    assert not working.is_alive()
+    assert told == []
 
 
 @pytest.mark.long
 def test_a_killed_command_leaves_a_journal_to_go_on_with(run: Path, tmp_path: Path) -> None:
     """SIGKILL while a call hangs; what was found before is not looked for again."""
     result = tmp_path / "check.json"
-    code = f"from tests.check.command import main; main({str(run)!r}, {str(result)!r})"
+    some = "*['--select', '*gelu*', '--select', '*sum*', '--select', '*hang*']"
+    code = f"from tests.check.command import main; main({str(run)!r}, {str(result)!r}, {some})"
     environment = {**os.environ, "ULPSCOPE_TEST_CANNON": "1"}
     journal = tmp_path / "check.json.journal"
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, start_new_session=True) as child:
         deadline = time.monotonic() + 120
-        while (not journal.exists() or journal.stat().st_size < 3000) and time.monotonic() < deadline and child.poll() is None:
+        while (not journal.exists() or journal.stat().st_size < 2000) and time.monotonic() < deadline and child.poll() is None:
             time.sleep(0.1)
         os.killpg(child.pid, signal.SIGKILL)
     assert journal.exists()
     environment.pop("ULPSCOPE_TEST_CANNON")
-    again = f"from tests.check.command import main; main({str(run)!r}, {str(result)!r}, '--resume')"
+    again = f"from tests.check.command import main; main({str(run)!r}, {str(result)!r}, {some}, '--resume')"
     done = subprocess.run([sys.executable, "-c", again], env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert "found before" in done.stdout

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 
 import ulpscope
 from ulpscope.model import Arguments, CallName, CallRecord, Level, Phase, Slot, TensorData, TensorRecord
-from ulpscope.replay import NotReplayable, backward_program, forward_program, is_random, recorded_results
+from ulpscope.replay import NotReplayable, backward_program, forward_program, is_random, recorded_results, sizes
 from ulpscope.replay.rebuild import function_of
 
 X = {"$tensor": "input.0"}
 CONTENT = {
     "x": TensorData("float32", (2, 2), struct.pack("<4f", 1, 2, 3, 4)),
     "counts": TensorData("int64", (2,), struct.pack("<2q", 1, 2**40)),
+    "images": TensorData("float32", (3, 2, 8, 8), bytes(4 * 3 * 2 * 8 * 8)),
+    "kernels": TensorData("float32", (5, 2, 3, 3), bytes(4 * 5 * 2 * 3 * 3)),
 }
 
 
@@ -129,6 +131,8 @@ def test_what_cannot_be_replayed_says_why(op: str, reason: str) -> None:
         record("Tensor.new_zeros", X, [10**13]),
         record("functional.pad", X, [0, 10**12]),
         record("functional.interpolate", X, slots={"input.0": "x"}, size=[10**12]),
+        record("functional.conv2d", X, {"$tensor": "input.1"}, padding=10**6, slots={"input.0": "images", "input.1": "kernels"}),
+        record("torch.conv2d", X, {"$tensor": "input.1"}, None, 1, [1, 10**12], slots={"input.0": "images", "input.1": "kernels"}),
         record("Tensor.repeat_interleave", X, 10**12),
         record("torch.repeat_interleave", X, slots={"input.0": "counts"}),
         record("functional.one_hot", X, slots={"input.0": "counts"}),
@@ -145,6 +149,12 @@ def test_what_cannot_be_replayed_says_why(op: str, reason: str) -> None:
 def test_nothing_huge_is_made(call: CallRecord) -> None:
     with pytest.raises(NotReplayable, match="elements"):
         run(call)
+
+
+def test_a_convolution_that_fits_is_run_and_needs_no_look_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "_on_meta", lambda record: pytest.fail("a meta run"))
+    call = record("functional.conv2d", X, {"$tensor": "input.1"}, padding=100, slots={"input.0": "images", "input.1": "kernels"})
+    assert run(call)[Slot.parse("output.0")].shape == (3, 5, 206, 206)
 
 
 def test_a_record_that_says_its_result_is_huge_is_not_run() -> None:

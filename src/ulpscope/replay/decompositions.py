@@ -52,6 +52,7 @@ _NATIVE = frozenset(
     sort topk max_pool2d_with_indices
     """.split()
 )
+_UNARY = "abs cos exp expm1 log log10 log1p log2 neg reciprocal rsqrt sin sqrt tanh"
 _CASTS = frozenset({"convert_element_type", "_to_copy", "to", "device_put"})
 _DEEPEST = 32
 _MOST_SCORES = 1 << 26
@@ -81,10 +82,14 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = dict(kwargs or {})
         name = _name(func)
-        if _stays_native(func, name):
+        if _stays_native(func):
             return func(*args, **kwargs)
+        if not kwargs and func in _primitives() and (target := _shared_dtype(args)) is not None:
+            return self._as_primitive(func, name, args, target)
         if func.namespace == "prims" and name == "var":
             return self._taken_apart(_variance, args, kwargs)
+        if func in (torch.ops.aten.var_mean.dim, torch.ops.aten.var_mean.correction) and _shared_dtype(args) is not None:
+            return self._taken_apart(_variance_and_mean, args, kwargs)
         if func.namespace == "prims" or name in _LINEAR or name in _KNOWN_SUMS:
             return self._rounded_once(func, name, args, kwargs)
         decomposition = _FORMULAS.get(name) or _table().get(func) or _composite(func)
@@ -100,6 +105,16 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return decomposition(*args, **kwargs)
         finally:
             self._depth -= 1
+
+    def _as_primitive(self, func: Any, name: str, args: tuple[Any, ...], target: torch.dtype) -> Any:
+        """What torch's reference does with tensors of one dtype, without its ceremony: one primitive of that name, and no cast."""
+        wide = tuple(_widen(one) for one in args)
+        if name != "sum":
+            return self._primitive(func, name, wide, {}, accumulator_of(target)).to(target)
+        values, dims, *keeps = (*wide, None)
+        dims = [one % values.dim() for one in dims or ()] or list(range(values.dim()))
+        total = self._primitive(torch.ops.prims.sum.default, name, (values, dims), {}, accumulator_of(target)).to(target)
+        return total.reshape([1 if at in dims else size for at, size in enumerate(values.shape)]) if any(keeps) else total
 
     def _rounded_once(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of one primitive, computed in float64 and rounded to the dtype that it has natively."""
@@ -132,6 +147,14 @@ def _variance(values: torch.Tensor, dims: Any, correction: float = 1, *, output_
     return found if output_dtype is None else found.to(output_dtype)
 
 
+def _variance_and_mean(
+    values: torch.Tensor, dims: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dims = [dim % values.dim() for dim in dims or ()] or list(range(values.dim()))
+    mean = values.sum(dims, keepdim=keepdim) / math.prod(values.shape[dim] for dim in dims)
+    return _variance(values, dims, int(unbiased) if correction is None else correction).view_as(mean), mean
+
+
 def _flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, **rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,7 +163,7 @@ def _flash_attention(
     top = scores.amax(-1, keepdim=True)
     powers = (scores - top).exp()
     sums = powers.sum(-1, keepdim=True)
-    result = powers.to(query.dtype).to(scores.dtype) @ value.to(scores.dtype) / sums
+    result = _times(powers.to(query.dtype).to(scores.dtype), value.to(scores.dtype)) / sums
     return result.to(query.dtype), (top + sums.log()).squeeze(-1)
 
 
@@ -160,10 +183,18 @@ def _flash_attention_backward(
     weights = (scores - logsumexp.unsqueeze(-1)).exp()
     q, k, v, g = (one.to(wide) for one in (query, key, value, grad))
     shared = (g * result.to(wide)).sum(-1, keepdim=True)
-    of_scores = (weights * (g @ v.mT - shared)).to(narrow).to(wide)
+    of_scores = (weights * (_times(g, v.mT) - shared)).to(narrow).to(wide)
     scale = _scale(query, **rest)
-    gradients = (of_scores @ k * scale, of_scores.mT @ q * scale, weights.to(narrow).to(wide).mT @ g)
+    gradients = (_times(of_scores, k) * scale, _times(of_scores.mT, q) * scale, _times(weights.to(narrow).to(wide).mT, g))
     return tuple(one.to(narrow) for one in gradients)
+
+
+def _times(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`one @ other`, for batches of the same shape without what torch does about others."""
+    batch = one.shape[:-2]
+    if len(batch) < 2 or batch != other.shape[:-2] or not one.numel() or not other.numel():
+        return one @ other
+    return torch.bmm(one.flatten(0, -3), other.flatten(0, -3)).view(*batch, one.shape[-2], other.shape[-1])
 
 
 def _scale(query: torch.Tensor, *, scale: float | None = None, **_: Any) -> float:
@@ -174,7 +205,7 @@ def _scores(query: torch.Tensor, key: torch.Tensor, is_causal: bool, *, attn_mas
     if query.numel() // query.shape[-1] * key.shape[-2] > _MOST_SCORES:
         raise NotImplementedError("attention over a sequence this long is not written out here")
     wide = accumulator_of(query.dtype)
-    scores = query.to(wide) @ key.to(wide).mT * _scale(query, **rest)
+    scores = _times(query.to(wide), key.to(wide).mT) * _scale(query, **rest)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is None:
@@ -235,12 +266,32 @@ def _composite(func: Any) -> Callable[..., Any] | None:
     return func.decompose if is_composite else None
 
 
+@functools.cache
 def _name(func: Any) -> str:
     return str(func._schema.name).rpartition("::")[2]
 
 
-def _stays_native(func: Any, name: str) -> bool:
+@functools.cache
+def _stays_native(func: Any) -> bool:
+    name = _name(func)
     return func.is_view or name in _MOVEMENT or name in _NATIVE or name in _CASTS
+
+
+@functools.cache
+def _primitives() -> frozenset[Any]:
+    aten = torch.ops.aten
+    unary = (getattr(aten, name).default for name in _UNARY.split())
+    return frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.sum.dim_IntList, *unary})
+
+
+def _shared_dtype(args: tuple[Any, ...]) -> torch.dtype | None:
+    """The dtype of all tensors, which other arguments leave as it is; None where something might be cast, or nothing is to be added up."""
+    tensors = [one for one in args if isinstance(one, torch.Tensor)]
+    dtype = tensors[0].dtype if tensors else None
+    if dtype not in (torch.float32, torch.float64) or any(one.dtype is not dtype for one in tensors):
+        return None
+    is_plain = len(args) == len(tensors) or not any(isinstance(one, complex) for one in args)
+    return dtype if is_plain and tensors[0].dim() and (len(tensors) > 1 or tensors[0].numel()) else None
 
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:

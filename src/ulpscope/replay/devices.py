@@ -24,6 +24,8 @@ from ulpscope.replay.program import NotReplayable, Program
 
 __all__ = ["DeviceLost", "has_own_kernel", "open_device", "run_on_device"]
 
+_SMALL = 1 << 20
+"""Bytes up to which a result is copied into pinned memory, which costs more to get than it saves for a large one."""
 _LOST = ("CUDA error", "device-side assert", "ACL error", "aclrt", "ERR99999", "unspecified launch failure")
 
 
@@ -58,11 +60,14 @@ def run_on_device(program: Program, device: str) -> dict[Slot, torch.Tensor]:
         with _untouched_generator(device), ExitStack() as stack:
             if not inputs and device != "cpu":
                 stack.enter_context(torch.device(device))
-            return {slot: _fetched(value) for slot, value in there(inputs).items()}
+            results = _fetched(there(inputs), device)
     except NotReplayable as error:
         raise _explained(error, device) from error.__cause__
     except RuntimeError as error:
         raise _explained(NotReplayable(str(error)), device) from error
+    if device == "cpu" and isinstance(program, (_Forward, _Backward)) and isinstance(there, (_Forward, _Backward)):
+        program.has_drawn = there.has_drawn
+    return results
 
 
 def _placed(program: Program, device: str) -> Program:
@@ -104,7 +109,7 @@ def _on_cpu(program: Program) -> frozenset[Slot]:
 
 
 def _laid_out(value: torch.Tensor, device: str) -> torch.Tensor:
-    there = value.to(device)
+    there = value.to(device, non_blocking=device.startswith("cuda"))  # CUDA has read pageable memory when this returns
     if there.stride() == value.stride() or value.is_contiguous():
         return there
     try:
@@ -113,8 +118,19 @@ def _laid_out(value: torch.Tensor, device: str) -> torch.Tensor:
         return there
 
 
-def _fetched(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().cpu().resolve_conj().resolve_neg()
+def _fetched(results: Mapping[Slot, torch.Tensor], device: str) -> dict[Slot, torch.Tensor]:
+    """The results on the CPU. Small ones are copied side by side and waited for once."""
+    kind = device.partition(":")[0]
+    synchronize = vars(getattr(torch, kind, torch)).get("synchronize") if kind in ("cuda", "npu") else None
+    copies = {slot: _copied(value.detach(), is_waited_for=synchronize is not None) for slot, value in results.items()}
+    if synchronize is not None:
+        synchronize(device)
+    return {slot: value.resolve_conj().resolve_neg() for slot, value in copies.items()}
+
+
+def _copied(value: torch.Tensor, *, is_waited_for: bool) -> torch.Tensor:
+    is_plain = not (value.is_conj() or value.is_neg())  # else something is computed on the copy before it is there
+    return value.to("cpu", non_blocking=is_waited_for and is_plain and value.numel() * value.element_size() <= _SMALL)
 
 
 def _explained(error: NotReplayable, device: str) -> NotReplayable:

@@ -19,7 +19,7 @@ import torch
 from ulpscope.model import DTYPES, CallRecord, Phase, Summary, TensorData, TensorRecord
 from ulpscope.replay.program import NotReplayable
 
-__all__ = ["Generated"]
+__all__ = ["Generated", "Planted"]
 
 _MOST_ELEMENTS = 2**28
 _UNKNOWN = Summary(numel=0)
@@ -28,11 +28,38 @@ _IGNORED_CLASS = -100
 Shape = Callable[["_Draft"], torch.Tensor]
 
 
-class Generated:
-    """Values in the place of those that were not kept: `record` names them, `read` makes them."""
+class Planted:
+    """Values that were made lately, up to so many bytes: a backward call is run on what its forward call was run on."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, most_bytes: int = 1 << 25) -> None:
+        self._most_bytes = most_bytes
+        self._values: dict[str, tuple[Summary, TensorData]] = {}
+        self._num_bytes = 0
+
+    def find(self, key: str, summary: Summary) -> TensorData | None:
+        found = self._values.get(key)
+        return found[1] if found is not None and found[0] == summary else None
+
+    def keep(self, key: str, summary: Summary, data: TensorData) -> None:
+        size = _size(data)
+        if key in self._values or size > self._most_bytes:
+            return
+        while self._num_bytes + size > self._most_bytes:
+            self._num_bytes -= _size(self._values.pop(next(iter(self._values)))[1])
+        self._values[key] = summary, data
+        self._num_bytes += size
+
+
+def _size(data: TensorData) -> int:
+    return max(memoryview(data.buffer).nbytes, 1024)
+
+
+class Generated:
+    """Values in the place of those that were not kept: `record` names them, `read` makes them, or takes them from `planted`."""
+
+    def __init__(self, seed: int = 0, planted: Planted | None = None) -> None:
         self._seed = seed
+        self._planted = planted or Planted(0)
         self._drafts: dict[str, tuple[TensorRecord, CallRecord, int]] = {}
 
     def record(self, record: CallRecord, *, forward: CallRecord | None = None) -> CallRecord:
@@ -41,9 +68,16 @@ class Generated:
         return replace(record, slots=tuple(self._named(slot, forward or record, record.phase) for slot in record.slots))
 
     def read(self, content: str) -> TensorData:
-        tensor = _planted(_Draft(*self._drafts[content]))
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return TensorData(dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        draft = _Draft(*self._drafts[content])
+        structure = _structure_of(draft)
+        found = self._planted.find(content, draft.summary) if structure is None else None
+        if found is not None:
+            return found
+        tensor = (structure or _plain)(draft).reshape(draft.shape).to(draft.dtype)
+        made = TensorData(draft.slot.dtype, draft.shape, tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        if structure is None:
+            self._planted.keep(content, draft.summary, made)
+        return made
 
     def _named(self, slot: TensorRecord, call: CallRecord, phase: Phase) -> TensorRecord:
         if slot.dtype not in DTYPES:
@@ -99,10 +133,6 @@ def _check_sizes(record: CallRecord) -> None:
         total += math.prod(slot.shape)
     if total > _MOST_ELEMENTS:
         raise NotReplayable(f"its tensors have {total:,} elements, more than are made up here")
-
-
-def _planted(draft: _Draft) -> torch.Tensor:
-    return (_structure_of(draft) or _plain)(draft).reshape(draft.shape).to(draft.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------ plain values

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ulpscope.model import Slot
 from ulpscope.replay.decompositions import Decomposed, Traced, is_composite, is_movement, is_normwise, separate_kernels
 from ulpscope.replay.picking import picks_the_same
-from ulpscope.replay.probes import JUMP, STEP, is_floating, nudged_zeros, probes, widened
+from ulpscope.replay.probes import JUMP, STEP, Probes, is_floating, widened
 from ulpscope.replay.program import NotReplayable, Program
 from ulpscope.replay.rounding import RoundedOperands, Rounding
 
@@ -50,6 +50,10 @@ class Evaluations:
     @property
     def is_composite(self) -> bool:
         return bool(self.exact) and is_composite(self._traced.names)
+
+    @property
+    def is_normwise(self) -> bool:
+        return bool(self.exact) and is_normwise(self._traced.names)
 
     @cached_property
     def is_widest(self) -> bool:
@@ -100,9 +104,15 @@ class Moved:
     is_fragile: torch.Tensor | None = None
 
     def add(self, probe: torch.Tensor, exact: torch.Tensor, share: float) -> None:
-        for total, there, here in zip(*(torch.split(one.view(-1), LARGE) for one in (self.square, probe, exact)), strict=True):
+        is_finite = True
+        for total, there, here in _blocks(self.square, probe, exact):
             difference = there.to(torch.float64) - here.to(torch.float64)
-            total += difference.masked_fill_(~torch.isfinite(difference), 0.0).square_().mul_(share / STEP**2)
+            if not math.isfinite(float(difference.sum())):
+                is_finite = False
+                difference.masked_fill_(~torch.isfinite(difference), 0.0)
+            total += difference.square_().mul_(share / STEP**2)
+        if is_finite:
+            return
         changes = torch.isfinite(probe) != torch.isfinite(exact)
         if bool(changes.any()):
             self.is_fragile = changes if self.is_fragile is None else self.is_fragile | changes
@@ -113,15 +123,19 @@ class Moved:
         self.square = torch.maximum(self.square, alone.square)
 
 
+def _blocks(*tensors: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
+    return zip(*(torch.split(one.view(-1), LARGE) for one in tensors), strict=True) if tensors[0].numel() > LARGE else (tensors,)
+
+
 class Moves:
     """What noise in the inputs does to the results of a call."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, evaluations: Evaluations | None = None) -> None:
         self._program = program
+        self._evaluations = evaluations or Evaluations(program)
         self._moved: dict[Slot, Moved] = {}
         self._has_zeros_in = False
         self._has_ties_in = False
-        self._is_normwise: bool | None = None
 
     def of(self, slot: Slot, exact: Values, *, with_zeros: bool) -> Moved:
         if not self._moved:
@@ -155,6 +169,10 @@ class Moves:
                 if slot in self._moved:
                     self._moved[slot].widen(_real(value).contiguous(), _real(exact[slot]).contiguous())
 
+    @cached_property
+    def _probes(self) -> Probes:
+        return Probes(self._program.inputs)
+
     def _count(self, exact: Values) -> int:
         largest = max((one.numel() for one in [*self._program.inputs.values(), *exact.values()]), default=0)
         return NUM_PROBES_LARGE if largest > LARGE else NUM_PROBES
@@ -163,7 +181,7 @@ class Moves:
         """Ties among zeros, which relative noise cannot break; whether a result stays finite is not asked here."""
         if not self._has_zeros():
             return
-        for slot, value in _run(self._program, nudged_zeros(self._program.inputs, seed=0)).items():
+        for slot, value in _run(self._program, self._probes.with_nudged_zeros(0)).items():
             if slot in self._moved:
                 moved = Moved(self._moved[slot].square)
                 moved.add(_real(value).contiguous(), _real(exact[slot]).contiguous(), 1.0)
@@ -172,12 +190,7 @@ class Moves:
         return any(is_floating(one) and bool((one == 0).any()) for one in self._program.inputs.values())
 
     def _probed(self, seed: int) -> Values:
-        traced = Traced() if self._is_normwise is None else None
-        found = _run(self._program, probes(self._program.inputs, seed=seed, is_normwise=bool(self._is_normwise)), mode=traced)
-        if traced is None:
-            return found
-        self._is_normwise = is_normwise(traced.names)
-        return self._probed(seed) if self._is_normwise else found
+        return _run(self._program, self._probes.noisy(seed, is_normwise=self._evaluations.is_normwise))
 
     def num_flipped(self, slot: Slot, recorded: torch.Tensor, exact: torch.Tensor) -> int:
         """Integers or booleans that differ from the exact ones and that no probe changes either."""
@@ -197,8 +210,8 @@ class Moves:
     def _choices(self, dtype: torch.dtype) -> Iterator[Values]:
         """Inputs that break ties: noise, and for indices another order of zeros (whether a number is 0 is no tie)."""
         if dtype != torch.bool and self._has_zeros():
-            yield from (nudged_zeros(self._program.inputs, seed=seed) for seed in range(NUM_PROBES_FOR_TIES))
-        yield from (probes(self._program.inputs, seed=seed) for seed in range(NUM_PROBES_FOR_TIES))
+            yield from map(self._probes.with_nudged_zeros, range(NUM_PROBES_FOR_TIES))
+        yield from map(self._probes.noisy, range(NUM_PROBES_FOR_TIES))
 
 
 def _run(
@@ -210,15 +223,19 @@ def _run(
     separate: bool = True,
 ) -> Values:
     with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # the program had its say when it was recorded
-        if separate:
+        if separate and _may_attend(program.name):
             stack.enter_context(separate_kernels())
         if rounding is not None:
             stack.enter_context(RoundedOperands(rounding))
         if mode is not None:
             stack.enter_context(mode)
         return {slot: value.detach() for slot, value in program(inputs).items()}
+
+
+def _may_attend(name: str) -> bool:
+    """Whether a call may compute attention: its name tells, unless somebody else wrote it."""
+    is_torchs = name.startswith(("Tensor.", "functional.", "torch.", "optimizer."))
+    return not is_torchs or "atten" in name or "transformer" in name
 
 
 def _finite_rms(difference: torch.Tensor) -> float:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ulpscope.model import DTYPES, DType, Slot, SlotReplay
+from ulpscope.model import DType, Slot, SlotReplay
 from ulpscope.replay.decompositions import Decomposed
 from ulpscope.replay.honest import Moves
-from ulpscope.replay.probes import STEP, is_floating, widened
+from ulpscope.replay.probes import STEP, coarsest_dtype, coarsest_of, is_floating, widened
 from ulpscope.replay.program import Program
 from ulpscope.replay.ratios import Evidence, Ratios, ratios
 
@@ -37,9 +37,9 @@ def second_opinions(program: Program, exact: Values, made: Values) -> dict[Slot,
     other = _independent(program)
     if other is None:
         return {}
-    moves = Moves(program)
+    moves, known, inputs = Moves(program), dict(exact), coarsest_of(program.inputs.values())
     return {
-        slot: _compared(slot, other[slot], dict(exact), made[slot], program, moves)
+        slot: _compared(slot, other[slot], known, made[slot], coarsest_dtype([*inputs, made[slot]]), moves)
         for slot in made
         if slot in exact and slot in other and other[slot].shape == exact[slot].shape
     }
@@ -57,9 +57,8 @@ def _independent(program: Program) -> dict[Slot, torch.Tensor] | None:
 
 
 def _compared(
-    slot: Slot, other: torch.Tensor, exact: dict[Slot, torch.Tensor], made: torch.Tensor, program: Program, moves: Moves
+    slot: Slot, other: torch.Tensor, exact: dict[Slot, torch.Tensor], made: torch.Tensor, coarsest: DType, moves: Moves
 ) -> SlotReplay:
-    coarsest = _coarsest([*program.inputs.values(), made])
     if not (is_floating(other) and is_floating(exact[slot])):
         flipped = moves.num_flipped(slot, other, exact[slot])
         return SlotReplay(slot=slot, dtype=coarsest.name, numel=made.numel(), max_ratio=0.0, rms_ratio=0.0, num_flipped=flipped)
@@ -280,11 +279,6 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "erfc": _one_by_one(math.erfc, torch.erfc),
 }
 _NUMPY = {name: _quietly(function) for name, function in _FORMS.items()}
-
-
-def _coarsest(tensors: list[torch.Tensor]) -> DType:
-    floating = [DTYPES[str(one.dtype).removeprefix("torch.")] for one in tensors if is_floating(one)]
-    return min(floating, key=lambda one: one.mantissa) if floating else DTYPES[str(tensors[-1].dtype).removeprefix("torch.")]
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

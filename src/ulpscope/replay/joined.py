@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -51,12 +51,11 @@ class _Joined:
     def __call__(self, inputs: Tensors) -> dict[Slot, torch.Tensor]:
         recorded = {slot: record for each in self.step.parameters.values() for slot, (record, _) in each.tensors.items()}
         is_wider = wider_precision(inputs, recorded) is not None
-        results: dict[Slot, torch.Tensor] = {}
+        results: dict[str, dict[Slot, torch.Tensor]] = {name: {} for name in self.step.parameters}
         with guarded(self.step):
             for names in self._kinds:
-                results |= self._stepped(names, inputs, is_wider)
-        order = (slot for name in self.step.parameters for slot in results if slot.path[: len(_path(name))] == _path(name))
-        return {slot: results[slot] for slot in order}
+                self._step_row(names, inputs, is_wider, results)
+        return {slot: value for each in results.values() for slot, value in each.items()}
 
     @cached_property
     def _kinds(self) -> list[list[str]]:
@@ -68,7 +67,7 @@ class _Joined:
             kinds.setdefault(repr((sorted(one.settings.items()), sorted(dtypes.items()), sorted(counts.items()))), []).append(name)
         return list(kinds.values())
 
-    def _stepped(self, names: list[str], inputs: Tensors, is_wider: bool) -> dict[Slot, torch.Tensor]:
+    def _step_row(self, names: list[str], inputs: Tensors, is_wider: bool, results: dict[str, dict[Slot, torch.Tensor]]) -> None:
         first = self.step.parameters[names[0]]
         slots = {kind: [_slot(kind, name) for name in names] for kind in (_local(names[0], slot) for slot in first.tensors)}
         row = {_slot(kind, _ROW): torch.cat([inputs[slot].reshape(-1) for slot in several]) for kind, several in slots.items()}
@@ -76,18 +75,20 @@ class _Joined:
         parameter = _Parameter(settings=first.settings, tensors=kept, counters=first.counters)
         made = self.step._stepped(_ROW, parameter, row, is_wider)
         shapes = [inputs[_slot(("parameter", ""), name)].shape for name in names]
-        return {slot: value for one, values in made.items() for slot, value in _parted(one, values, names, shapes)}
+        for slot, values in made.items():
+            kind = _local(_ROW, slot)
+            for name, part in zip(names, _parted(values, shapes), strict=True):
+                results[name][_slot(kind, name)] = part
 
 
-def _parted(slot: Slot, values: torch.Tensor, names: list[str], shapes: list[torch.Size]) -> list[tuple[Slot, torch.Tensor]]:
+def _parted(values: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
     """One result for each parameter; a count is the same for all."""
-    kind = _local(_ROW, slot)
     if values.dim() == 0:
-        return [(_slot(kind, name), values.clone()) for name in names]
-    parts = torch.split(values, [shape.numel() for shape in shapes])
-    return [(_slot(kind, name), part.reshape(shape)) for name, part, shape in zip(names, parts, shapes, strict=True)]
+        return [values.clone() for _ in shapes]
+    return [part.view(shape) for part, shape in zip(torch.split(values, [shape.numel() for shape in shapes]), shapes, strict=True)]
 
 
+@lru_cache(maxsize=4096)
 def _path(name: str) -> tuple[int | str, ...]:
     return Slot.parse(f"parameter.{name}").path
 
@@ -98,6 +99,7 @@ def _local(name: str, slot: Slot) -> tuple[str, str]:
     return slot.role, str(rest[0]) if rest else ""
 
 
+@lru_cache(maxsize=16384)
 def _slot(kind: tuple[str, str], name: str) -> Slot:
     role, key = kind
     return Slot.parse(f"{role}.{name}.{key}" if key else f"{role}.{name}")

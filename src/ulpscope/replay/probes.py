@@ -6,13 +6,15 @@ Noise comes from a generator of our own with fixed seeds, so that a verdict is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from ulpscope.model import Slot
+from ulpscope.model import DTYPES, DType, Slot
 
-__all__ = ["JUMP", "STEP", "is_floating", "nudged_zeros", "probes", "widened"]
+__all__ = ["JUMP", "STEP", "Probes", "coarsest_dtype", "coarsest_of", "is_floating", "widened"]
 
 STEP = 2.0**-20
 """Relative size of the noise: far above the rounding of float64, far below what makes a smooth function bend."""
@@ -20,9 +22,29 @@ JUMP = 2.0**-6
 """A result that such noise moves by this share of its size has jumped."""
 Values = Mapping[Slot, torch.Tensor]
 
+_BLOCK = 1 << 20
+_MOST_KEPT, _MOST_KEPT_AT_ONCE = 1 << 22, 1 << 17
+_KEPT: dict[tuple[int, tuple[int, ...]], list[torch.Tensor]] = {}
+"""Noise by its seed and sizes, at most 32 MiB: the layers of a model need the same again and again."""
+
 
 def is_floating(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def coarsest_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The first of the floating tensors with the fewest digits; nothing where none is floating."""
+    floating = [one for one in tensors if is_floating(one)]
+    return [min(floating, key=lambda one: _dtype(one).mantissa)] if floating else []
+
+
+def coarsest_dtype(tensors: Sequence[torch.Tensor]) -> DType:
+    """The floating dtype with the fewest digits among inputs and, as the last one, the result, whose own it is where none is floating."""
+    return _dtype((coarsest_of(tensors) or tensors)[-1])
+
+
+def _dtype(tensor: torch.Tensor) -> DType:
+    return DTYPES[str(tensor.dtype).removeprefix("torch.")]
 
 
 def widened(inputs: Values) -> dict[Slot, torch.Tensor]:
@@ -31,43 +53,98 @@ def widened(inputs: Values) -> dict[Slot, torch.Tensor]:
     return {slot: seen.setdefault(_identity(value), _widened(value)) for slot, value in inputs.items()}
 
 
-def probes(inputs: Values, *, seed: int, is_normwise: bool = False) -> dict[Slot, torch.Tensor]:
-    """The inputs with relative noise on every floating value but 0, infinities and NaN; `is_normwise` in relation to the whole tensor."""
+class Probes:
+    """The inputs of a call a little beside what they are. What all probes share is computed once, unless it is large."""
+
+    def __init__(self, inputs: Values) -> None:
+        self._inputs = inputs
+        self._bases: dict[tuple[object, bool], _Base] = {}
+        self._are_large = sum(value.numel() for value in inputs.values()) > _BLOCK
+
+    def noisy(self, seed: int, *, is_normwise: bool = False) -> dict[Slot, torch.Tensor]:
+        """With relative noise on every floating value but 0, infinities and NaN; `is_normwise` in relation to the whole tensor."""
+        different = {_identity(value): value for value in self._inputs.values() if is_floating(value)}
+        sizes = tuple(value.numel() * (2 if value.is_complex() else 1) for value in different.values())
+        noise = dict(zip(different, _noises(seed, sizes), strict=True))
+        return self._mapped(lambda value: self._disturbed(value, noise[_identity(value)], is_normwise))
+
+    def with_nudged_zeros(self, seed: int) -> dict[Slot, torch.Tensor]:
+        """With tiny negative numbers for zeros: it tells which results hang on how equal zeros are ordered."""
+        generator = torch.Generator().manual_seed(seed)
+        return self._mapped(lambda value: _nudged(_real(_widened(value)), _tiny(value), generator))
+
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[Slot, torch.Tensor]:
+        """Every floating input widened and changed, once for each tensor however many slots hold it."""
+        seen: dict[object, torch.Tensor] = {}
+        changed: dict[Slot, torch.Tensor] = {}
+        for slot, value in self._inputs.items():
+            key = _identity(value)
+            if key not in seen:
+                seen[key] = change(value) if is_floating(value) else value
+            changed[slot] = torch.view_as_complex(seen[key]) if value.is_complex() else seen[key]
+        return changed
+
+    def _disturbed(self, value: torch.Tensor, noise: torch.Tensor, is_normwise: bool) -> torch.Tensor:
+        if self._are_large:
+            return _disturbed_in_blocks(_real(_widened(value)), noise, _tiny(value), is_normwise)
+        key = _identity(value), is_normwise
+        if key not in self._bases:
+            self._bases[key] = _Base.of(_real(_widened(value)), _tiny(value), is_normwise)
+        return self._bases[key].disturbed(noise)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A tensor that noise is added to: how much of it is one unit, and which elements stay as they are (None: none)."""
+
+    value: torch.Tensor
+    unit: torch.Tensor
+    is_still: torch.Tensor | None
+
+    @classmethod
+    def of(cls, value: torch.Tensor, tiny: float, is_normwise: bool) -> _Base:
+        unit = value.abs().clamp_(min=_least(value, tiny, is_normwise)).mul_(STEP)
+        is_still = value == 0
+        if not math.isfinite(float(unit.sum())):
+            is_still |= ~torch.isfinite(value)
+        return cls(value, unit, is_still if bool(is_still.any()) else None)
+
+    def disturbed(self, noise: torch.Tensor) -> torch.Tensor:
+        moved = noise.view_as(self.unit) * self.unit
+        if self.is_still is not None:
+            moved.masked_fill_(self.is_still, 0.0)
+        return moved.add_(self.value)
+
+
+def _disturbed_in_blocks(value: torch.Tensor, noise: torch.Tensor, tiny: float, is_normwise: bool) -> torch.Tensor:
+    """The same for a large tensor, in the memory of the noise."""
+    least = _least(value, tiny, is_normwise)
+    for here, beside in zip(torch.split(value.view(-1), _BLOCK), torch.split(noise, _BLOCK), strict=True):
+        beside.copy_(_Base.of(here, least, False).disturbed(beside))
+    return noise.view_as(value)
+
+
+def _least(value: torch.Tensor, tiny: float, is_normwise: bool) -> float:
+    return max(tiny, float(value.square().mean().sqrt())) if is_normwise else tiny
+
+
+def _noises(seed: int, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Normal numbers for tensors of these sizes, drawn one after the other."""
+    if (found := _KEPT.get((seed, sizes))) is not None:
+        return found
     generator = torch.Generator().manual_seed(seed)
-    return _mapped(inputs, lambda wide, tiny: _disturbed(wide, tiny, generator, is_normwise))
-
-
-def nudged_zeros(inputs: Values, *, seed: int) -> dict[Slot, torch.Tensor]:
-    """The inputs with tiny negative numbers for zeros: it tells which results hang on how equal zeros are ordered."""
-    generator = torch.Generator().manual_seed(seed)
-    return _mapped(inputs, lambda wide, tiny: _nudged(wide, tiny, generator))
-
-
-def _mapped(inputs: Values, change: Callable[[torch.Tensor, float], torch.Tensor]) -> dict[Slot, torch.Tensor]:
-    """Every floating input widened and changed, once for each tensor however many slots hold it."""
-    seen: dict[object, torch.Tensor] = {}
-    changed: dict[Slot, torch.Tensor] = {}
-    for slot, value in inputs.items():
-        key = _identity(value)
-        if key not in seen:
-            seen[key] = change(_real(_widened(value)), _tiny(value)) if is_floating(value) else value
-        changed[slot] = torch.view_as_complex(seen[key]) if value.is_complex() else seen[key]
-    return changed
+    drawn = [torch.empty(size, dtype=torch.float64).normal_(generator=generator) for size in sizes]
+    if sum(sizes) <= _MOST_KEPT_AT_ONCE:
+        while _KEPT and sum(sum(one) for _, one in _KEPT) + sum(sizes) > _MOST_KEPT:
+            _KEPT.pop(next(iter(_KEPT)))
+        _KEPT[seed, sizes] = drawn
+    return drawn
 
 
 def _widened(value: torch.Tensor) -> torch.Tensor:
     if value.is_complex():
         return value.to(torch.complex128).contiguous()
     return value.to(torch.float64).contiguous() if value.is_floating_point() else value.contiguous()
-
-
-def _disturbed(value: torch.Tensor, tiny: float, generator: torch.Generator, is_normwise: bool) -> torch.Tensor:
-    noise = torch.empty_like(value).normal_(generator=generator)
-    least = max(tiny, float(value.square().mean().sqrt())) if is_normwise else tiny
-    for here, beside in zip(_blocks(value), _blocks(noise), strict=True):
-        size = here.abs().clamp_(min=least)
-        beside.mul_(size.mul_(STEP)).masked_fill_((here == 0) | ~torch.isfinite(here), 0.0)
-    return noise.add_(value)
 
 
 def _nudged(value: torch.Tensor, tiny: float, generator: torch.Generator) -> torch.Tensor:
@@ -77,10 +154,6 @@ def _nudged(value: torch.Tensor, tiny: float, generator: torch.Generator) -> tor
 
 def _real(value: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
-
-
-def _blocks(value: torch.Tensor) -> Iterator[torch.Tensor]:
-    return iter(torch.split(value.view(-1), 1 << 20))
 
 
 def _tiny(value: torch.Tensor) -> float:

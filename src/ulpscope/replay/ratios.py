@@ -15,6 +15,7 @@ Elements at a jump (a tie that noise decides) are not judged, and are kept out o
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from ulpscope.replay.probes import JUMP
 
 __all__ = ["Evidence", "Ratios", "ratios"]
 
+Place = tuple[slice, slice]
 POOL_ROW = 1 / 16
 POOL_TENSOR = 1 / 16
 OVERFLOW_UNITS = 32.0
@@ -69,6 +71,8 @@ class Ratios:
 
 def ratios(recorded: torch.Tensor, evidence: Evidence, coarsest: DType, finest_max: float) -> Ratios:
     """`coarsest` gives the unit of rounding; beyond `finest_max`, the largest number of the result's dtype, a value counts as infinite."""
+    if (found := _nothing_apart(recorded, evidence, coarsest)) is not None:
+        return found
     sheet = _Sheet(recorded, evidence, coarsest, finest_max)
     totals = _Totals()
     for block in sheet.blocks():
@@ -76,21 +80,103 @@ def ratios(recorded: torch.Tensor, evidence: Evidence, coarsest: DType, finest_m
     return totals.ratios()
 
 
+def _nothing_apart(recorded: torch.Tensor, evidence: Evidence, coarsest: DType) -> Ratios | None:
+    """The same for a result that is the exact one, where nothing else is known of it: every ratio is 0. None for any other."""
+    exact = evidence.exact
+    if any(one is not None for one in (evidence.moved2, evidence.kernel, evidence.decomposed, evidence.rounded)) or not exact.numel():
+        return None
+    if exact.dtype is not torch.float64 or not torch.equal(recorded.to(torch.float64), exact):
+        return None
+    flat, numel = exact.reshape(-1), exact.numel()
+    exact2 = _dot(flat, flat)
+    if not 0 < exact2 < math.inf:
+        return None
+    s2 = (coarsest.eps / 2) ** 2 * exact2 * (1 + POOL_ROW + POOL_TENSOR) + numel * _quantum(coarsest) ** 2
+    first = float(flat[0])
+    return Ratios(
+        max_ratio=0.0,
+        rms_ratio=0.0,
+        num_nonfinite=0,
+        bias=0.0,
+        scale=0.0,
+        error=0.0,
+        honest_error=math.sqrt(s2 / exact2),
+        native_ratio=None,
+        dispute=0.0,
+        worst=0,
+        worst_recorded=first,
+        worst_exact=first,
+    )
+
+
+class _Part:
+    """One block of elements in float64, with the squares that are pooled: 0 where something is not finite or beyond the range."""
+
+    __slots__ = ("_errors", "_sheet", "at", "exact", "exact2", "is_within", "jumps", "moved2")
+
+    def __init__(self, sheet: _Sheet, at: Place) -> None:
+        self._sheet, self.at = weakref.proxy(sheet), at  # a circle would keep both, and their tensors, until garbage is looked for
+        self.exact = sheet.taken(sheet.exact, at).to(torch.float64)
+        self.is_within = _within(self.exact, sheet.largest)
+        self.exact2 = self.exact.square()
+        if self.is_within is not None:
+            self.exact2.masked_fill_(~self.is_within, 0.0)
+        self.moved2 = None if sheet.moved2 is None else sheet.taken(sheet.moved2, at)
+        self.jumps: torch.Tensor | None = None
+        self._errors: list[torch.Tensor | None] | None = None
+
+    def errors(self) -> list[torch.Tensor | None]:
+        """Of the native kernel, of the decomposition, and what rounded operands change."""
+        if self._errors is None:
+            sheet = self._sheet
+            self._errors = [None if one is None else self._error(sheet.taken(one, self.at)) for one in sheet.others]
+        return self._errors
+
+    def _error(self, other: torch.Tensor) -> torch.Tensor:
+        error = other.to(torch.float64) - self.exact
+        if self.is_within is None:
+            return error if math.isfinite(float(error.sum())) else error.masked_fill_(~torch.isfinite(error), 0.0)
+        return error.masked_fill_(~(torch.isfinite(error) & self.is_within), 0.0)
+
+    def look_for_jumps(self) -> int:
+        """How many elements jump; which ones is kept where there are any."""
+        sheet = self._sheet
+        assert self.moved2 is not None
+        is_jump = self.moved2 * sheet.step2 > self.exact2.clamp(min=sheet.floor2 * POOL_TENSOR).mul_(JUMP**2)
+        if sheet.fragile is not None:
+            is_jump |= sheet.fragile[self.at]
+        many = int(is_jump.sum())
+        self.jumps = is_jump if many else None
+        return many
+
+    def squares(self, *, without_jumps: bool = False) -> list[torch.Tensor | None]:
+        """unit^2 and the squared errors."""
+        unit2 = self.exact2 if self.moved2 is None else torch.maximum(self.moved2, self.exact2)
+        errors2 = [None if one is None else one.square() for one in self.errors()]
+        if self.jumps is None or not without_jumps:
+            return [unit2, *errors2]
+        return [
+            torch.where(self.jumps, self.exact2, unit2),
+            *(None if one is None else one.masked_fill_(self.jumps, 0.0) for one in errors2),
+        ]
+
+
 @dataclass(slots=True)
 class _Block:
-    """Ratios of one block of elements, and what they were made of."""
+    """What the ratios of one block of elements are made of; `is_judged` is None where all elements are."""
 
     start: int
     recorded: torch.Tensor
     exact: torch.Tensor
+    error: torch.Tensor
     s2: torch.Tensor
     independent2: torch.Tensor
-    supported2: torch.Tensor
-    is_judged: torch.Tensor
-    is_misplaced: torch.Tensor
+    supported2: torch.Tensor | None
+    is_judged: torch.Tensor | None
+    num_misplaced: int
+    num_alone: int
     kernel_error: torch.Tensor | None
     decomposed_error: torch.Tensor | None
-    is_kernel_alone: int
 
 
 class _Sheet:
@@ -99,133 +185,122 @@ class _Sheet:
     def __init__(self, recorded: torch.Tensor, evidence: Evidence, coarsest: DType, finest_max: float) -> None:
         self._columns = max(1, evidence.exact.shape[-1]) if evidence.exact.dim() else 1
         self._rows = evidence.exact.numel() // self._columns
-        self._recorded = self._flat(recorded)
-        self._exact = self._flat(evidence.exact)
-        self._moved2, self._fragile = (None if one is None else self._flat(one) for one in (evidence.moved2, evidence.is_fragile))
-        self._kernel, self._decomposed, self._rounded = (
-            None if one is None else self._flat(one) for one in (evidence.kernel, evidence.decomposed, evidence.rounded)
-        )
-        self._step2 = evidence.step**2
+        self.recorded = self._flat(recorded)
+        self.exact = self._flat(evidence.exact)
+        self.moved2, self.fragile = (None if one is None else self._flat(one) for one in (evidence.moved2, evidence.is_fragile))
+        self.others = [None if one is None else self._flat(one) for one in (evidence.kernel, evidence.decomposed, evidence.rounded)]
+        self.step2 = evidence.step**2
+        self.largest = finest_max
+        self.floor2 = 0.0
         self._u2 = (coarsest.eps / 2) ** 2
         self._quantum2 = _quantum(coarsest) ** 2
-        self._max = finest_max
-        self._floor2 = 0.0
-        self._keeps_jumps = True
-        self._means: list[tuple[torch.Tensor, float]] = []
-        self._prepare()
+        self._places = list(self._slices())
+        self._lone = _Part(self, self._places[0]) if len(self._places) == 1 else None
+        self._pools: list[torch.Tensor | None] = self._pooled()
 
     def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(self._rows, self._columns)
 
-    def _slices(self) -> Iterator[tuple[slice, slice]]:
+    def taken(self, rows: torch.Tensor, at: Place) -> torch.Tensor:
+        return rows if len(self._places) == 1 else rows[at]
+
+    def _slices(self) -> Iterator[Place]:
         tall = max(1, _BLOCK // self._columns)
         for top in range(0, self._rows, tall):
             for left in range(0, self._columns, _BLOCK):
                 yield slice(top, min(top + tall, self._rows)), slice(left, min(left + _BLOCK, self._columns))
 
-    def _prepare(self) -> None:
-        """One pass for the size of the result and the share of jumps, one for the means of everything that is pooled."""
+    def _parts(self) -> Iterator[_Part]:
+        """Block after block: a lone one is made once, many are made in every pass."""
+        return iter((self._lone,)) if self._lone is not None else (_Part(self, at) for at in self._places)
+
+    def _pooled(self) -> list[torch.Tensor | None]:
+        """What is added to each element of a row: a pass for the size of the result and the share of jumps, one for the means."""
         numel = max(1, self._rows * self._columns)
-        self._floor2 = sum(float(self._exact2(at).sum()) for at in self._slices()) / numel
-        if self._moved2 is not None:
-            jumps = sum(int(self._is_jump(at).sum()) for at in self._slices())
-            self._keeps_jumps = jumps > numel / 2
-        sums = [torch.zeros(self._rows, dtype=torch.float64) for _ in range(4)]
-        for at in self._slices():
-            for total, values in zip(sums, self._squares(at, pooling=True), strict=True):
-                if values is not None:
-                    total[at[0]] += values.sum(1)
-        self._means = [((total / self._columns)[:, None], float(total.sum()) / numel) for total in sums]
+        without_jumps = False
+        if self.moved2 is not None:
+            self.floor2 = sum(float(part.exact2.sum()) for part in self._parts()) / numel
+            without_jumps = 0 < sum(part.look_for_jumps() for part in self._parts()) <= numel / 2
+        if self._lone is not None:
+            found = self._lone.squares(without_jumps=without_jumps)
+            return [None if one is None else self._pool(one.sum(1), numel) for one in found]
+        sums = [None if one is None else torch.zeros(self._rows, dtype=torch.float64) for one in (self.exact, *self.others)]
+        for part in self._parts():
+            if without_jumps:
+                part.look_for_jumps()
+            for total, values in zip(sums, part.squares(without_jumps=without_jumps), strict=True):
+                if total is not None and values is not None:
+                    total[part.at[0]] += values.sum(1)
+        return [None if one is None else self._pool(one, numel) for one in sums]
 
-    def _exact_in_range(self, at: tuple[slice, slice]) -> torch.Tensor:
-        exact = self._exact[at].to(torch.float64)
-        return exact.masked_fill(~(exact.abs() <= self._max), 0.0)
+    def _pool(self, sums: torch.Tensor, numel: int) -> torch.Tensor:
+        whole = float(sums.sum()) / numel
+        return (sums / self._columns).mul_(POOL_ROW).add_(whole * POOL_TENSOR)[:, None]
 
-    def _exact2(self, at: tuple[slice, slice]) -> torch.Tensor:
-        return self._exact_in_range(at).square_()
-
-    def _is_jump(self, at: tuple[slice, slice]) -> torch.Tensor:
-        assert self._moved2 is not None
-        size2 = self._exact2(at).clamp_(min=self._floor2 * POOL_TENSOR)
-        moved2 = self._moved2[at]
-        is_jump = moved2 * self._step2 > size2 * JUMP**2
-        return is_jump if self._fragile is None else is_jump | self._fragile[at]
-
-    def _squares(self, at: tuple[slice, slice], *, pooling: bool) -> tuple[torch.Tensor | None, ...]:
-        """unit^2 and the squared errors of kernel, decomposition and rounding; for the means, without the elements that jump."""
-        exact2 = self._exact2(at)
-        errors = [self._error(other, at) for other in (self._kernel, self._decomposed, self._rounded)]
-        squares = [None if one is None else one.square_() for one in errors]
-        if self._moved2 is None:
-            return exact2, *squares
-        unit2 = torch.maximum(self._moved2[at], exact2)
-        if pooling and not self._keeps_jumps:
-            is_jump = self._is_jump(at)
-            unit2 = torch.where(is_jump, exact2, unit2)
-            squares = [None if one is None else one.masked_fill_(is_jump, 0.0) for one in squares]
-        return unit2, *squares
-
-    def _error(self, other: torch.Tensor | None, at: tuple[slice, slice]) -> torch.Tensor | None:
-        if other is None:
-            return None
-        error = other[at].to(torch.float64) - self._exact[at]
-        return error.masked_fill_(~torch.isfinite(error) | ~(self._exact[at].abs() <= self._max), 0.0)
-
-    def _pooled(self, which: int, values: torch.Tensor | None, at: tuple[slice, slice]) -> torch.Tensor | None:
-        if values is None:
-            return None
-        row, whole = self._means[which]
-        return values + (row[at[0]] * POOL_ROW + whole * POOL_TENSOR)
+    def _beside(self, pool: torch.Tensor, at: Place) -> torch.Tensor:
+        return pool if self._lone is not None else pool[at[0]]
 
     def blocks(self) -> Iterator[_Block]:
-        for at in self._slices():
-            yield self._block(at)
+        return map(self._block, self._parts())
 
-    def _block(self, at: tuple[slice, slice]) -> _Block:
-        unit2, kernel2, decomposed2, rounded2 = (self._pooled(i, one, at) for i, one in enumerate(self._squares(at, pooling=False)))
+    def _block(self, part: _Part) -> _Block:
+        squares = zip(part.squares(), self._pools, strict=True)
+        unit2, kernel2, decomposed2, rounded2 = (
+            None if one is None or pool is None else one + self._beside(pool, part.at) for one, pool in squares
+        )
         assert unit2 is not None
         base = unit2.mul_(self._u2).add_(self._quantum2)
         if rounded2 is not None:
             base += rounded2
         s2, independent2 = _combined(base, kernel2, decomposed2)
-        recorded, exact = self._recorded[at].to(torch.float64), self._exact[at].to(torch.float64)
-        is_finite = exact.abs() <= self._max
-        is_judged = is_finite & torch.isfinite(recorded)
-        is_misplaced, alone = self._misplaced(at, recorded, exact, s2)
+        recorded = self.taken(self.recorded, part.at).to(torch.float64)
+        error = recorded - part.exact
+        is_plain = part.is_within is None and math.isfinite(float(error.sum()))
+        num_misplaced, num_alone = (0, 0) if is_plain else self._misplaced(part, recorded, s2)
+        kernel_error, decomposed_error, _ = part.errors()
         return _Block(
-            start=(at[0].start or 0) * self._columns + (at[1].start or 0),
+            start=part.at[0].start * self._columns + part.at[1].start,
             recorded=recorded,
-            exact=exact,
+            exact=part.exact,
+            error=error,
             s2=s2,
             independent2=independent2,
-            supported2=base if kernel2 is None else base + kernel2,
-            is_judged=is_judged,
-            is_misplaced=is_misplaced,
-            kernel_error=self._error(self._kernel, at),
-            decomposed_error=self._error(self._decomposed, at),
-            is_kernel_alone=alone,
+            supported2=None if decomposed2 is None else base if kernel2 is None else base + kernel2,
+            is_judged=None if is_plain else (part.exact.abs() <= self.largest) & torch.isfinite(recorded),
+            num_misplaced=num_misplaced,
+            num_alone=num_alone,
+            kernel_error=kernel_error,
+            decomposed_error=decomposed_error,
         )
 
-    def _misplaced(
-        self, at: tuple[slice, slice], recorded: torch.Tensor, exact: torch.Tensor, s2: torch.Tensor
-    ) -> tuple[torch.Tensor, int]:
-        """Where a NaN or an infinity stands that no honest computation gives, or is missing; and how many the native kernel has alone."""
-        ours, theirs = _kind(recorded, math.inf), _kind(exact, self._max)
+    def _misplaced(self, part: _Part, recorded: torch.Tensor, s2: torch.Tensor) -> tuple[int, int]:
+        """How many NaN or infinities no honest computation gives, or are missing; and how many the native kernel has alone."""
+        ours, theirs = _kind(recorded, math.inf), _kind(part.exact, self.largest)
         is_misplaced = ours != theirs
-        if self._kernel is None and not bool(is_misplaced.any()):
-            return is_misplaced, 0
-        is_near_max = (exact.abs() - self._max).abs() <= OVERFLOW_UNITS * s2.sqrt()
+        if not bool(is_misplaced.any()):
+            return 0, 0
+        kernel, decomposed, _ = (None if one is None else _kind(one[part.at].to(torch.float64), math.inf) for one in self.others)
+        is_near_max = (part.exact.abs() - self.largest).abs() <= OVERFLOW_UNITS * s2.sqrt()
         excused = is_near_max & (ours != _NAN)
-        if self._fragile is not None:
-            excused |= self._fragile[at]
-        if self._decomposed is not None:
-            excused |= _kind(self._decomposed[at].to(torch.float64), math.inf) == ours
-        alone = 0
-        if self._kernel is not None:
-            kernel = _kind(self._kernel[at].to(torch.float64), math.inf)
-            alone = int(((kernel != theirs) & ~excused & (kernel == ours)).sum()) if self._decomposed is not None else 0
+        if self.fragile is not None:
+            excused |= self.fragile[part.at]
+        if decomposed is not None:
+            excused |= decomposed == ours
+        num_alone = 0
+        if kernel is not None:
+            num_alone = int(((kernel != theirs) & ~excused & (kernel == ours)).sum()) if decomposed is not None else 0
             excused = excused | (kernel == ours)
-        return is_misplaced & ~excused, alone
+        return int((is_misplaced & ~excused).sum()), num_alone
+
+
+def _within(values: torch.Tensor, largest: float) -> torch.Tensor | None:
+    """Which values are finite numbers of the range; None where all are."""
+    low, high = (float(one) for one in torch.aminmax(values)) if values.numel() else (0.0, 0.0)
+    return None if -largest <= low and high <= largest else values.abs() <= largest
+
+
+def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float(torch.dot(one, other))
 
 
 _FINITE, _PLUS, _MINUS, _NAN = 0, 1, 2, 3
@@ -264,31 +339,31 @@ class _Totals:
         self.kernel2 = self.decomposed2 = 0.0
 
     def add(self, block: _Block) -> None:
-        judged = block.is_judged
-        self.num_nonfinite += int(block.is_misplaced.sum())
-        self.num_alone += block.is_kernel_alone
-        self.count += int(judged.sum())
-        error = (block.recorded - block.exact).masked_fill_(~judged, 0.0)
-        exact = block.exact.masked_fill(~judged, 0.0)
-        ratio2 = error.square().div_(block.s2)
+        self.num_nonfinite += block.num_misplaced
+        self.num_alone += block.num_alone
+        error, exact, s2 = block.error, block.exact, block.s2
+        self.count += error.numel() if block.is_judged is None else int(block.is_judged.sum())
+        if block.is_judged is not None:
+            error, exact = (one.masked_fill(~block.is_judged, 0.0) for one in (error, exact))
+        ratio2 = error.square().div_(s2)
         self._keep_worst(block, ratio2)
-        weighted = exact / block.s2
+        errors, values, weighted = (one.reshape(-1) for one in (error, exact, exact / s2))
         self.ratio2 += float(ratio2.sum())
-        self.error2 += float(error.square().sum())
-        self.exact2 += float(exact.square().sum())
-        self.s2 += float(block.s2.masked_fill(~judged, 0.0).sum())
-        self.projection += float((error * weighted).sum())
-        self.weight += float((exact * weighted).sum())
+        self.error2 += _dot(errors, errors)
+        self.exact2 += _dot(values, values)
+        self.s2 += float((s2 if block.is_judged is None else s2.masked_fill(~block.is_judged, 0.0)).sum())
+        self.projection += _dot(errors, weighted)
+        self.weight += _dot(values, weighted)
         for place, one in enumerate((block.kernel_error, block.decomposed_error)):
             if one is not None:
-                self.projected[place] += float((one * weighted).sum())
+                self.projected[place] += _dot(one.reshape(-1), weighted)
         self._judge_natives(block)
 
     def _judge_natives(self, block: _Block) -> None:
-        self.has_kernel |= block.kernel_error is not None
         if block.kernel_error is not None:
+            self.has_kernel = True
             self.kernel2 += float((block.kernel_error.square() / block.independent2).sum())
-        if block.decomposed_error is not None:
+        if block.decomposed_error is not None and block.supported2 is not None:
             self.has_decomposed = True
             self.decomposed2 += float((block.decomposed_error.square() / block.supported2).sum())
 

@@ -26,6 +26,9 @@ _TIMES_WHAT_WAS_KEPT = 16
 _MADE: dict[str, int] = {}
 _MOST_SIGNATURES = 4096
 
+# A meta run of these loads a library for symbols, which takes as long as hundreds of calls.
+_CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+
 # The values of these calls' integer tensors are sizes.
 _SIZED_BY_VALUES: dict[str, Callable[[torch.Tensor], int]] = {
     "repeat_interleave": lambda counts: int(counts.double().sum()),
@@ -58,8 +61,10 @@ def check_result_sizes(
     sizes = [abs(value) for value in _integers(arguments, with_floats=not slots) if abs(value) > 1]
     _check_values(op, inputs, bool(sizes), limit)
     integers = math.prod(sizes)
-    named = (slots[slot].shape for slot in slots_named(arguments))
+    named = [slots[slot].shape for slot in slots_named(arguments)]
     if (integers * math.prod(max(1, math.prod(shape)) for shape in named)) ** 2 <= _ALWAYS_ALLOWED:
+        return
+    if op.rpartition(".")[2] in _CONVOLUTIONS and _most_convolved(named, max(sizes, default=1)) <= _ALWAYS_ALLOWED:
         return
     signature = f"{op}{arguments}{[(str(slot), each.dtype, each.shape) for slot, each in slots.items()]}"
     made = _MADE.get(signature)
@@ -86,6 +91,15 @@ def _check_values(op: str, inputs: Mapping[Slot, torch.Tensor], has_integers: bo
     values = list(inputs.values())[-1 if name == "repeat_interleave" else 0]
     if not values.is_floating_point() and values.numel() and _SIZED_BY_VALUES[name](values) > limit:
         raise NotReplayable("the values of its integers ask for far more elements than were recorded")
+
+
+def _most_convolved(shapes: list[tuple[int, ...]], padding: int) -> int:
+    """How many elements a convolution makes at most, with no larger padding than this."""
+    given, weight = (*shapes, (), ())[:2]
+    many = len(weight) - 2
+    if many < 1 or len(given) <= many:
+        return math.prod(map(math.prod, shapes)) ** 2
+    return math.prod(given[: -many - 1]) * weight[0] * math.prod(size + 2 * padding for size in given[-many:])
 
 
 def _on_meta(record: TensorRecord) -> torch.Tensor:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["accumulator_of", "one_by_one", "product", "running", "scattered"]
@@ -39,10 +40,9 @@ def one_by_one(values: torch.Tensor, dims: Sequence[int], accumulator: torch.dty
     rows = values.permute(*(one % values.dim() for one in dims), *kept).reshape(count, -1)
     length = -(-count // STEPS)
     parts = torch.stack([part.sum(0) for part in torch.split(rows, length)]).to(accumulator) if length > 1 else rows.to(accumulator)
-    running = torch.zeros_like(parts[0])
-    for part in parts.unbind():
-        running += part
-    error = running.to(torch.float64).view_as(total) - total
+    with np.errstate(all="ignore"):
+        in_order = torch.from_numpy(np.add.accumulate(parts.numpy(), axis=0)[-1])  # which is one after the other by definition
+    error = in_order.to(torch.float64).view_as(total) - total
     return total + error.masked_fill_(~torch.isfinite(error), 0.0) * math.sqrt(length)
 
 

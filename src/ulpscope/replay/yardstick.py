@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal
 
 import torch
 
-from ulpscope.model import DTYPES, DType, OperandFormat, Slot, SlotReplay
+from ulpscope.model import DType, OperandFormat, Slot, SlotReplay
 from ulpscope.replay.coarseness import is_dropped, leeway, tells_by_scale
 from ulpscope.replay.honest import Evaluations, Moves
-from ulpscope.replay.probes import STEP, is_floating
+from ulpscope.replay.probes import STEP, coarsest_dtype, coarsest_of, is_floating
 from ulpscope.replay.program import NotReplayable, Program
 from ulpscope.replay.ratios import Evidence, Ratios, ratios
 from ulpscope.replay.rounding import ROUNDINGS
@@ -44,13 +45,17 @@ class Yardstick:
 
     def __init__(self, program: Program, *, operands: OperandFormat | None = None) -> None:
         self._program = program
-        self._moves = Moves(program)
         self._plain = Evaluations(program)
+        self._moves = Moves(program, self._plain)
         self._rounded = [Evaluations(program, one) for one in (ROUNDINGS[operands] if operands else ())]
 
     def exact(self) -> dict[Slot, torch.Tensor]:
         """The call in float64 on contiguous copies of its inputs."""
         return self._plain.exact
+
+    @cached_property
+    def _coarsest_input(self) -> list[torch.Tensor]:
+        return coarsest_of(self._program.inputs.values())
 
     def measure(self, recorded: Mapping[Slot, torch.Tensor], *, enough: Limits | None = None) -> tuple[SlotReplay, ...]:
         """Every recorded result that the call gives. With `enough`, work ends as soon as a result is known to be within these limits."""
@@ -74,7 +79,7 @@ class Yardstick:
             raise NotReplayable(
                 f"{slot} was recorded with shape {tuple(recorded.shape)}, but running {self._program.name} again gives {tuple(exact.shape)}"
             )
-        coarsest = _coarsest([*self._program.inputs.values(), recorded])
+        coarsest = coarsest_dtype([*self._coarsest_input, recorded])
         if is_floating(recorded) and is_floating(exact):
             return self._measure_floating(slot, recorded, coarsest, enough)
         num_flipped = self._moves.num_flipped(slot, recorded, exact)
@@ -177,16 +182,6 @@ def _unravel(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         place, here = divmod(place, size)
         index.append(here)
     return tuple(reversed(index))
-
-
-def _coarsest(tensors: list[torch.Tensor]) -> DType:
-    """The floating dtype with the fewest digits among inputs and result; the result's own where none is floating."""
-    floating = [DTYPES[_name(one)] for one in tensors if is_floating(one)]
-    return min(floating, key=lambda one: one.mantissa) if floating else DTYPES[_name(tensors[-1])]
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

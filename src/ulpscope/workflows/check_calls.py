@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from ulpscope.replay import (
 )
 from ulpscope.replay.arguments import slots_named
 from ulpscope.replay.devices import DeviceLost, has_own_kernel, run_on_device
-from ulpscope.replay.generating import Generated
+from ulpscope.replay.generating import Generated, Planted
 from ulpscope.replay.independent import second_opinions
 from ulpscope.replay.joined import joined
 from ulpscope.replay.program import Reader
@@ -106,6 +107,7 @@ class CallChecker:
         self._options = options
         self._tell = tell or (lambda stage: None)
         self._steps: dict[tuple[int, int], _Step] = {}
+        self._planted = Planted()
         self.is_device_lost = False
 
     def check(self, rank: int, step: int, index: int, operands: Mapping[CheckRole, OperandFormat] | None = None) -> CheckedCall:
@@ -167,12 +169,15 @@ class CallChecker:
         self._tell("device")
         made = run_on_device(prepared.program, options.device)
         self._tell("yardstick")
+        yardstick = Yardstick(joined(prepared.program), operands=operands.get("device"))
+        if options.rules == "derived":
+            with suppress(Exception):  # whether it draws shows there too; what goes wrong will once more, where it is told
+                yardstick.exact()
         if is_random(prepared.program):
             slots = self._drawn(record, prepared, made)
             return conclude(replace(call, is_random=True, slots=tuple(judge_checked(slot, options.device) for slot in slots)))
         if options.rules != "derived":
             return self._judged_by_standard(call, record, prepared, made)
-        yardstick = Yardstick(joined(prepared.program), operands=operands.get("device"))
         call = self._judged(call, prepared, made, yardstick, operands)
         if options.overflow:
             call = judge_overflow(call, device_overflows=_has_nonfinite(made), is_same_device=_is_same_device(record, options.device))
@@ -202,8 +207,9 @@ class CallChecker:
             for slot in made
             if slot in ours or slot in theirs
         ]
-        call = replace(call, device_operands=operands.get("device"), recorded_operands=operands.get("recorded"))
-        return conclude(replace(call, slots=tuple(slots)))
+        return conclude(
+            replace(call, slots=tuple(slots), device_operands=operands.get("device"), recorded_operands=operands.get("recorded"))
+        )
 
     def _recorded(
         self,
@@ -233,7 +239,7 @@ class CallChecker:
         if _has_values(record, forward):
             program = self._program(_asking(record), forward, index, previous, self._reader)
             return _Prepared(program, _results(record, self._reader(record)), "recorded")
-        made_up = Generated(self._options.seed)
+        made_up = Generated(self._options.seed, self._planted)
         given = made_up.record(record, forward=None)
         before = made_up.record(forward) if forward is not None else None
         previous = made_up.record(previous) if previous is not None else None

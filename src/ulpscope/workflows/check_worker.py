@@ -50,10 +50,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was found, or where the work is, or why there is nothing to work with."""
+    """What was found, or where the work is, or why there is nothing to work with. After the last one, other orders are left unanswered."""
 
     stage: str = ""
     checked: CheckedCall | None = None
+    is_last: bool = False
     operands: OperandFormat | None = None
     error: str = ""
 
@@ -70,7 +71,8 @@ def serve(orders: BinaryIO, answers: BinaryIO) -> None:
     write_frame(answers, Answer(stage="ready"))
     while (order := read_frame(orders, Order)) is not None:
         if order.call is not None:
-            write_frame(answers, Answer(checked=checker.check(*order.call, operands=order.operands)))
+            checked = checker.check(*order.call, operands=order.operands)
+            write_frame(answers, Answer(checked=checked, is_last=checker.is_device_lost))
         else:
             write_frame(answers, Answer(stage="recognised", operands=checker.recognise(order.role, order.members)))
         if checker.is_device_lost:
