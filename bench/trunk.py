@@ -205,7 +205,7 @@ def compare_ours(subject: Path, reference: Path, *, replay: str = "none", cores:
     """Exit code 1 means that the runs diverge, or a crash: the answer tells which. The peer replays nothing, so neither do we there."""
     answer = subject.parent / "answer.json"
     words = ["--quiet", "--json", str(answer), "--replay", replay, "--replay-limit", str(REPLAY_SECONDS)]
-    command = [OURS, "-m", "ulpscope", "compare", str(subject), str(reference), *words]
+    command = [*ours_command(), "compare", str(subject), str(reference), *words]
     finished = best(lambda: run(on_cores(cores, command), expected=(0, 1)), attempts)
     if not answer.is_file():
         raise Failed(finished.last_words)
@@ -232,6 +232,12 @@ def compare_peer(python: str, subject: Path, reference: Path, scratch: Path) -> 
 def best(attempted: Callable[[], Finished], attempts: int = 3) -> Finished:
     """The quickest of some: noise only ever adds."""
     return min((attempted() for _ in range(attempts)), key=lambda finished: finished.seconds)
+
+
+def ours_command() -> list[str]:
+    """The command as people type it, as the peer's is run, or where it is not installed the module."""
+    script = Path(OURS).with_name("ulpscope")
+    return [str(script)] if script.is_file() else [OURS, "-m", "ulpscope"]
 
 
 def peer_script(python: str) -> str:
@@ -414,7 +420,7 @@ def import_row(effort: Effort) -> Row:
 def help_row(effort: Effort, peer: str | None) -> Row:
     say("--help")
     figures: list[float | str] = []
-    for command in ([OURS, "-m", "ulpscope", "--help"], [peer_script(peer), "--help"] if peer else None):
+    for command in ([*ours_command(), "--help"], [peer_script(peer), "--help"] if peer else None):
         try:
             figures.append(best_help(command, effort.help_runs) if command else "")
         except Failed as error:

@@ -33,12 +33,17 @@ def say(text: str) -> None:
 
 
 def recorders() -> list[Recorder]:
+    """Inputs and outputs of calls, forward and backward, as the peer records them; then also parameters, gradients and optimizer state."""
+    calls: dict[str, Any] = {"select": ["phase:forward", "phase:backward"]}
     return [
         Recorder("bare", None),
         Recorder("capture, step not selected", {"steps": [10**9]}, "at most 1.02"),
-        Recorder("module level, statistics", {"level": "module"}, "at most 1.1"),
-        Recorder("api, fingerprint", {"keep": "fingerprint"}, "at most 1.4"),
-        Recorder("api, statistics and fingerprint", {"keep": "statistics"}, "at most 1.5"),
+        Recorder("modules, statistics", {"level": "module", **calls}, "at most 1.1"),
+        Recorder("every call, fingerprints", {"keep": "fingerprint", **calls}, "at most 1.4"),
+        Recorder("every call, statistics and fingerprints", calls, "at most 1.5"),
+        Recorder("modules and all state", {"level": "module"}),
+        Recorder("every call and all state, fingerprints", {"keep": "fingerprint"}),
+        Recorder("every call and all state", {}),
     ]
 
 
@@ -69,7 +74,7 @@ def step_rows(measured: list[Recorder], peer: dict[str, Any]) -> Iterator[Row]:
     yield "milliseconds of a bare step", f"{bare * 1e3:.1f}", "", "", ""
     for recorder in measured[1:]:
         span = f" ({min(recorder.turns) / bare:.3f} to {max(recorder.turns) / bare:.3f})"
-        is_peers = recorder.name.startswith("api, statistics")
+        is_peers = recorder.name.startswith("every call, statistics")
         theirs = f"{peer['seconds'] / bare:.1f}x" if is_peers and "seconds" in peer else peer.get("failure", "") if is_peers else ""
         yield f"recorded step over bare step, {recorder.name}", f"{recorder.seconds / bare:.3f}x{span}", theirs, "", recorder.asked
 

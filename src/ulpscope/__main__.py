@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import gc
+
 from ulpscope.cli import cli
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    cli(prog_name="ulpscope")
+    try:
+        cli(prog_name="ulpscope")
+    finally:
+        gc.freeze()  # the process ends: looking for garbage among all that it holds would take longer than many a command
 
 
 if __name__ == "__main__":

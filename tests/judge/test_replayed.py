@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.judge.test_calls import call
-from ulpscope.judge import Trail, judge_call, replay_limits
+from ulpscope.judge import Trail, foresee_call, is_beyond_doubt, judge_call, replay_limits
 from ulpscope.judge.replayed import errs, multiple_of
 from ulpscope.model import CallReplay, JudgedCall, JudgedSlot, PairReplay, Slot, SlotReplay
 
@@ -109,3 +109,21 @@ def test_other_numbers_are_judged_by_their_distribution(share: float, level: str
     replay = PairReplay(subject=CallReplay(is_random=True), reference=CallReplay(is_random=True))
     verdict = made(judge_call(pair, measured, replay=replay)).verdict
     assert (verdict.level, verdict.rule) == (level, "random")
+
+
+def foreseen(out: np.ndarray, x: np.ndarray = X) -> JudgedSlot:
+    trail = Trail()
+    pair, measured = call("functional.gelu", {"input.0": x, "output.0": out}, {"input.0": X, "output.0": X})
+    found = foresee_call(pair, measured, trail)
+    assert trail == Trail()
+    return made(found)
+
+
+@pytest.mark.parametrize(
+    ("off", "x_off", "beyond_doubt"),
+    [(0, 0, True), (2e-6, 0, True), (1e-4, 0, False), (1.5e-5, 7e-6, True), (1e-4, 1e-3, False), (np.nan, 0, False)],
+)
+def test_what_is_near_needs_no_replay(off: float, x_off: float, beyond_doubt: bool) -> None:
+    """128 units of float32 are 7.6e-6; up to 512 where the inputs explain twice as much."""
+    slot = foreseen(X * np.float32(1 + off), X * np.float32(1 + x_off))
+    assert is_beyond_doubt(slot) is beyond_doubt

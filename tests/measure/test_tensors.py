@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ulpscope.errors import DamagedRunError
-from ulpscope.measure import measure_tensors
+from ulpscope.measure import measure_tensors, with_shape
 from ulpscope.model import TensorData, TensorMeasurement, Undefined
 
 from .tensors import data
@@ -187,3 +187,15 @@ def test_float64_extremes(scale: float) -> None:
 def test_a_tensor_of_the_wrong_size_is_damage() -> None:
     with pytest.raises(DamagedRunError):
         measure_tensors(TensorData("float32", (3,), bytes(8)), data([1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize(("shape", "other"), [((4, 6), (24,)), ((24,), (2, 3, 4)), ((1, 24), (6, 1, 4))])
+def test_the_same_values_in_another_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> None:
+    values = np.arange(24.0)
+    worse = values.copy()
+    worse[17] += 1
+    one, two = (measured(worse.reshape(one), values.reshape(one)) for one in (shape, other))
+    assert one != two
+    assert with_shape(one, shape, other) == two
+    same = measured(values.reshape(shape), values.reshape(shape))
+    assert with_shape(same, shape, other) is same

@@ -352,7 +352,7 @@ def test_a_tensor_stored_before_the_limit_is_still_named(path: Path) -> None:
 
 def test_views_outlive_the_run_and_hold_no_mapping_once_dropped(path: Path) -> None:
     sink = one_step(path)
-    key = sink.keep("uint8", (1 << 20,), b"\x07" * (1 << 20))
+    key = sink.keep("uint8", (8 << 20,), b"\x07" * (8 << 20))
     sink.close()
     run = DirectoryRun(path)
     view = run.tensor(0, 0, str(key)).buffer
@@ -363,6 +363,18 @@ def test_views_outlive_the_run_and_hold_no_mapping_once_dropped(path: Path) -> N
         assert mapped()
         del view
         assert not mapped()
+
+
+def test_what_is_held_stays_as_it_was_read(path: Path) -> None:
+    """Tensors of middling size are read into memory that is used again, but not while somebody looks at it."""
+    sink = one_step(path)
+    keys = [str(sink.keep("uint8", (1 << 20,), bytes([number]) * (1 << 20))) for number in range(40)]
+    sink.close()
+    run = DirectoryRun(path)
+    held = [run.tensor(0, 0, key).buffer for key in keys[:20]]
+    for key in keys[20:]:
+        run.tensor(0, 0, key)
+    assert [view[0] for view in held] == [view[-1] for view in held] == list(range(20))
 
 
 def test_writing_costs_no_memory_that_grows(path: Path) -> None:

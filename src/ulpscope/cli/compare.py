@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,14 @@ __all__ = ["compare"]
 
 _FILE = click.Path(path_type=Path)
 _EXIT_CODES = {"same": 0, "rounding": 0, "diverges": 1, "unknown": 2}
+_RENDERERS = {
+    "json": ("json_", "write_json"),
+    "html": ("html", "write_html"),
+    "csv": ("table", "write_csv"),
+    "xlsx": ("table", "write_xlsx"),
+    "parquet": ("parquet", "write_parquet"),
+    "junit": ("junit", "write_junit"),
+}
 _EPILOG = """
 \b
 Examples:
@@ -189,25 +198,15 @@ def _print(comparison: Comparison) -> None:
 
 
 def _write(comparison: Comparison, kind: str, path: Path) -> None:
-    from ulpscope.report.html import write_html
-    from ulpscope.report.json_ import dump_comparison, write_json
-    from ulpscope.report.junit import write_junit
-    from ulpscope.report.parquet import write_parquet
-    from ulpscope.report.table import write_csv, write_xlsx
-
-    renderers: dict[str, Renderer] = {
-        "json": write_json,
-        "html": write_html,
-        "csv": write_csv,
-        "xlsx": write_xlsx,
-        "parquet": write_parquet,
-        "junit": write_junit,
-    }
     if _is_stdout(kind, path):
+        from ulpscope.report.json_ import dump_comparison
+
         dump_comparison(comparison, sys.stdout)
         sys.stdout.flush()
-    else:
-        renderers[kind](comparison, path)
+        return
+    module, function = _RENDERERS[kind]
+    renderer: Renderer = getattr(import_module(f"ulpscope.report.{module}"), function)
+    renderer(comparison, path)
 
 
 def _append_summary(comparison: Comparison, path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ulpscope.explain.precision import precision_note
 from ulpscope.explain.wording import count, listed
 from ulpscope.model import Bands, Finding, JudgedCall, LedgerEntry, SystemicPrecision
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["Coverage", "explain_coverage"]
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from ulpscope.explain.suspects import is_varied, value_of
 from ulpscope.explain.views import StepView
 from ulpscope.explain.wording import count, finding_at, listed
 from ulpscope.model import Finding, JudgedCall, JudgedSlot, Slot, TensorRecord
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["clue_replicas", "explain_replicas"]
 

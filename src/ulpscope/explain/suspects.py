@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 from ulpscope.explain.views import StepView
 from ulpscope.model import CallRecord, Finding, JudgedCall, JudgedSlot, SlotPair, TensorRecord
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["Suspect", "before_in_step", "in_steps", "is_varied", "suspects_of", "value_of"]
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from ulpscope.explain.contributions import entered, is_beyond, made
 from ulpscope.model import JudgedCall, JudgedSlot, RunInfo
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["Divergence", "StepView", "common_levels", "first_divergence", "worst"]
 

@@ -2,11 +2,11 @@
 """Measurements become verdicts: by the arithmetic (`derived`) or by rules that people know from elsewhere."""
 
 from ulpscope.judge.bands import bands_of
-from ulpscope.judge.calls import RULES, judge_call, rules_named
+from ulpscope.judge.calls import RULES, foresee_call, judge_call, rules_named
 from ulpscope.judge.conditioning import product_family
 from ulpscope.judge.differences import argument_differences
 from ulpscope.judge.precision import likely_format, operand_format
-from ulpscope.judge.replayed import errs, multiple_of, replay_limits
+from ulpscope.judge.replayed import errs, is_beyond_doubt, multiple_of, replay_limits
 from ulpscope.judge.thresholds import THRESHOLDS, Threshold, threshold
 from ulpscope.judge.trail import Trail
 
@@ -18,6 +18,8 @@ __all__ = [
     "argument_differences",
     "bands_of",
     "errs",
+    "foresee_call",
+    "is_beyond_doubt",
     "judge_call",
     "likely_format",
     "multiple_of",

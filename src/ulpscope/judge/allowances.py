@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import Measurement, SlotPair, Verdict
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["Allowance", "Rule"]
 

@@ -38,7 +38,7 @@ from ulpscope.model import (
     Verdict,
 )
 
-__all__ = ["RULES", "judge_call", "rules_named"]
+__all__ = ["RULES", "foresee_call", "judge_call", "rules_named"]
 
 _NO_SETTINGS = ("strides of", "requires_grad of", "dtype of", "mode ")
 RULES: dict[str, Rule] = {"derived": derived, "ptdbg": ptdbg}
@@ -62,10 +62,24 @@ def judge_call(
 
     `replay` says what each side should have made of its own inputs; without it the distance of the two sides decides.
     """
-    rule, trail = rules_named(rules), trail if trail is not None else Trail()
+    trail = trail if trail is not None else Trail()
     if pair.subject is None or pair.reference is None:
         trail.add_lone(pair.record, "reference" if pair.subject is None else "subject")
         return JudgedCall(pair=pair)
+    call, drift = _judged(pair, measurements, rules_named(rules), trail, replay)
+    trail.add(call, drift)
+    return call
+
+
+def foresee_call(pair: Pair, measurements: Sequence[Measurement], trail: Trail) -> JudgedCall:
+    """What the derived rules would say of a call that is on both sides and was not replayed; the trail learns nothing."""
+    return _judged(pair, measurements, derived, trail, None)[0]
+
+
+def _judged(
+    pair: Pair, measurements: Sequence[Measurement], rule: Rule, trail: Trail, replay: PairReplay | None
+) -> tuple[JudgedCall, float]:
+    """The judged call, and how far apart its results honestly are."""
     measured = list(enumerate(zip(pair.slots, measurements, strict=True)))
     receives = {at: pair.record.receives(slot.slot) for at, (slot, _) in measured}
     is_start = pair.record.phase == "start"
@@ -85,8 +99,7 @@ def judge_call(
         differences=argument_differences(pair),
         multiple=max(multiples, default=None),
     )
-    trail.add(call, drift)
-    return call
+    return call, drift
 
 
 def _within_largest_gradient(given: dict[int, JudgedSlot], trail: Trail, record: CallRecord) -> dict[int, JudgedSlot]:

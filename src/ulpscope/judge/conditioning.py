@@ -9,12 +9,12 @@ were. Everything else is judged against the size of its result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
 from ulpscope.judge.sizes import Size
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import CallName, CallRecord, DType, Pair, Slot
+from ulpscope.model.nouns import dataclass
 
 __all__ = [
     "COMPOSITES",

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ulpscope.judge.conditioning import Scale, narrowed_error, scale_backward, scale_forward, scale_plain
 from ulpscope.judge.sizes import Size, distance, dtypes_of, is_coherent, size_of
 from ulpscope.judge.trail import Trail
 from ulpscope.model import DTYPES, CallRecord, DType, JudgedSlot, Pair, Slot
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["Entering", "coarsest"]
 

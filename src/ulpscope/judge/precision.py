@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log, sqrt
-from statistics import median
 
 from ulpscope.judge.conditioning import COMPOSITES, CONTRACTIONS, plain_name
 from ulpscope.judge.sizes import dtypes_of, is_equal, looks_scaled
@@ -37,6 +36,8 @@ def operand_format(calls: Sequence[JudgedCall]) -> DType | None:
 def likely_format(calls: Sequence[JudgedCall], finest: DType) -> DType:
     """Which format it is: statistics bound errors from below, so the finest that explains them may be too fine; their noise tells."""
     noise = [_noise(slot) for slot in _telling_results(calls, finest) if isinstance(slot.measurement, SummaryMeasurement)]
+    from statistics import median  # rarely needed
+
     size = median(one for one in noise if one) if any(noise) else finest.eps / 2
     return min((one for one in FORMATS if one.eps >= finest.eps), key=lambda one: abs(log(size / (one.eps / 2))))
 

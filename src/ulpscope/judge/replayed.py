@@ -12,9 +12,9 @@ from math import inf, sqrt
 from ulpscope.judge.allowances import Allowance
 from ulpscope.judge.sizes import dtypes_of, is_equal
 from ulpscope.judge.thresholds import threshold
-from ulpscope.model import DTYPES, CallReplay, Measurement, PairReplay, Side, SlotPair, SlotReplay, Verdict
+from ulpscope.model import DTYPES, CallReplay, JudgedSlot, Measurement, PairReplay, Side, SlotPair, SlotReplay, TensorMeasurement, Verdict
 
-__all__ = ["errs", "judge_replayed", "multiple_of", "replay_limits"]
+__all__ = ["errs", "is_beyond_doubt", "judge_replayed", "multiple_of", "replay_limits"]
 
 _FEW = 64
 
@@ -71,6 +71,26 @@ def _honest(slot: SlotPair, ours: SlotReplay, theirs: SlotReplay, allowance: All
 
 def _shape(slot: SlotPair) -> tuple[int, ...] | None:
     return slot.reference.shape if slot.reference else None
+
+
+def is_beyond_doubt(slot: JudgedSlot) -> bool:
+    """Whether a result that was judged without a replay is so near that no replay would blame a side.
+
+    One that errs beyond its limit errs by that many units of the size of the result at least, and the other side does not err alike.
+    """
+    found, verdict, known = slot.measurement, slot.verdict, dtypes_of(slot.pair)
+    if is_equal(found) or verdict.level == "same":
+        return True
+    if not isinstance(found, TensorMeasurement) or (verdict.level, verdict.rule) != ("rounding", "derived"):
+        return False
+    if found.num_nan_disagree or found.num_inf_disagree or not all(one.is_floating for one in known):
+        return False
+    finest = min(known, key=lambda one: one.eps)
+    units = found.distance / (finest.eps / 2)
+    if finest.mantissa < 23:
+        return units <= threshold("foreseen_low")
+    is_well_within = (verdict.multiple or 0.0) <= threshold("foreseen_share")
+    return units <= threshold("foreseen_far" if is_well_within else "foreseen")
 
 
 def multiple_of(found: SlotReplay) -> float:

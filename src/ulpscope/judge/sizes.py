@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, isfinite, prod, sqrt
 
 from ulpscope.model import (
@@ -20,6 +19,7 @@ from ulpscope.model import (
     Undefined,
     VerdictLevel,
 )
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["NEVER_WRITTEN", "Size", "distance", "dtypes_of", "is_coherent", "is_equal", "looks_scaled", "size_of"]
 

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ulpscope.model import DType
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["THRESHOLDS", "Threshold", "rounding_units", "threshold"]
 
@@ -138,6 +137,25 @@ THRESHOLDS: tuple[Threshold, ...] = (
     ),
     Threshold("replay_rms_low", 4.0, "the same as replay_rms for such dtypes", "1.6 in the calibrating half, 2.2 in the held-back half"),
     Threshold("replay_bias_low", 0.25, "the same as replay_bias for such dtypes", "0.14 and 0.13; attention 0.32, which has a leeway of 2"),
+    Threshold(
+        "foreseen",
+        128.0,
+        "units of rounding up to which a result that is within its allowance is not replayed, float32 and wider",
+        "replay_max: an element that errs beyond its limit errs by no fewer units of its size",
+    ),
+    Threshold("foreseen_low", 4.0, "the same for dtypes with fewer than 23 fraction bits", "replay_rms_low"),
+    Threshold(
+        "foreseen_far",
+        512.0,
+        "the same, float32 and wider, where it is well within its allowance",
+        "next power of two above 287, where honest attention comes if weights differ by 1e-6; a function good to 6e-5 only is at 1008",
+    ),
+    Threshold(
+        "foreseen_share",
+        0.5,
+        "share of its allowance up to which a result counts as well within",
+        "a guess: honest attention backward reaches 0.46 there",
+    ),
     Threshold(
         "drawn",
         8.0,

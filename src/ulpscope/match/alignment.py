@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from difflib import SequenceMatcher
 from typing import TypeAlias
 
 from ulpscope.match.likeness import PAIRABLE, Sketch
@@ -131,6 +130,8 @@ def _by_matcher(left: list[Hashable], right: list[Hashable], block: Block) -> li
     a, b = a[head : len(a) - tail], b[head : len(b) - tail]
     counts_a, counts_b = Counter(a), Counter(b)
     if sum(count * counts_b[key] for key, count in counts_a.items()) <= _DIFFLIB_CELLS:
+        from difflib import SequenceMatcher  # only where calls have no partner
+
         for i, j, size in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
             matches += [(a0 + head + i + k, b0 + head + j + k) for k in range(size)]
     return sorted(matches)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from ulpscope.model import CallRecord
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["PAIRABLE", "Sketch", "plain_op", "sketch"]
 

@@ -12,10 +12,10 @@ Parameter names go through the same rules. The first rule that fits wins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from ulpscope.errors import InputError
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["Mapping", "Rule", "read_mapping"]
 

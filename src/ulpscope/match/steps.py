@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ulpscope.errors import NothingComparableError
 from ulpscope.model import Run
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["Overlap", "match_steps"]
 

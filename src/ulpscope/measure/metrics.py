@@ -6,8 +6,9 @@ n is a value of the subject, b the value of the reference at the same place, d =
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["METRICS", "MetricEntry"]
 

@@ -21,6 +21,7 @@ Minimum and maximum are elements, exact but for float64 and wide integers held a
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from ulpscope.model import DTYPES, Measurement, Metric, NotMeasured, Summary, SummaryMeasurement, Undefined
@@ -41,6 +42,7 @@ class _Side(NamedTuple):
     summary: Summary
 
 
+@lru_cache(maxsize=4096)  # a result is the next call's argument, so most statistics come twice
 def measure_summaries(subject_dtype: str, left: Summary, reference_dtype: str, right: Summary, equal: bool | None) -> Measurement:
     """Measure by the statistics of both sides; `equal` is what fingerprints said."""
     if equal:

@@ -16,7 +16,7 @@ from ulpscope.numerics.buffers import flat_view, real_dtype, value_at
 from ulpscope.numerics.difference import difference
 from ulpscope.numerics.pair_sums import BUCKETS, Difference, quantiles
 
-__all__ = ["measure_equal", "measure_tensors"]
+__all__ = ["measure_equal", "measure_tensors", "with_shape"]
 
 _ZERO_REFERENCE = Undefined("the reference is all zero")
 _FINITE_METRICS = tuple(
@@ -50,6 +50,16 @@ def measure_equal(record: TensorRecord, summary: Summary | None) -> TensorMeasur
         unknown = Undefined("no statistics were kept, and the values were not read")
         return replace(found, cosine=unknown, max_rel=0.0, rms_subject=0.0, rms_reference=0.0)
     return _measurement(_no_difference(numel, summary.num_nonfinite or 0, summary.rms or 0.0))
+
+
+def with_shape(found: TensorMeasurement, shape: tuple[int, ...], other: tuple[int, ...]) -> TensorMeasurement:
+    """The same values, measured in one shape, as they are measured in another."""
+    if found.worst_index is None:
+        return found
+    position = 0
+    for at, size in zip(found.worst_index, shape, strict=True):
+        position = position * size + at
+    return replace(found, worst_index=_index(position, other))
 
 
 def _no_difference(numel: int, nonfinite: int, rms: float) -> Difference:

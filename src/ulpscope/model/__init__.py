@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nouns that travel between the stages: frozen, typed, standard library only."""
 
+from typing import TYPE_CHECKING, Any
+
 from ulpscope.model.bands import BandKey, Bands
 from ulpscope.model.dtypes import DTYPES, DType, Kind, dtype
 from ulpscope.model.findings import Comparison, ComparisonVerdict, CondensedSteps, Finding, FindingLevel, Histogram
@@ -14,7 +16,6 @@ from ulpscope.model.measurements import (
     Undefined,
 )
 from ulpscope.model.names import INPUT_ROLES, OUTPUT_ROLES, ROLES, CallName, Role, Slot
-from ulpscope.model.nonfinite import NearMiss, NonFinite, NonFiniteCall, NonFiniteEvent, NonFiniteKind, NonFiniteReport
 from ulpscope.model.pairs import MatchedBy, Pair, SlotPair
 from ulpscope.model.protocols import Renderer, Run, Sink
 from ulpscope.model.records import (
@@ -33,6 +34,9 @@ from ulpscope.model.records import (
 from ulpscope.model.replays import CallReplay, OperandFormat, PairReplay, SlotReplay, SystemicPrecision
 from ulpscope.model.runs import FORMAT_VERSION, LedgerEntry, RunInfo
 from ulpscope.model.verdicts import ArgumentDifference, Contribution, JudgedCall, JudgedSlot, Side, Verdict, VerdictLevel
+
+if TYPE_CHECKING:
+    from ulpscope.model.nonfinite import NearMiss, NonFinite, NonFiniteCall, NonFiniteEvent, NonFiniteKind, NonFiniteReport
 
 __all__ = [
     "DTYPES",
@@ -99,3 +103,12 @@ __all__ = [
     "dtype",
     "view_content",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What only a search for infinities needs is made when it is asked for."""
+    if name not in ("NearMiss", "NonFinite", "NonFiniteCall", "NonFiniteEvent", "NonFiniteKind", "NonFiniteReport"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ulpscope.model import nonfinite
+
+    return getattr(nonfinite, name)

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf, log, sqrt
 
 from ulpscope.model.measurements import FingerprintMeasurement, Measurement, NotMeasured
 from ulpscope.model.names import CallName, Slot
+from ulpscope.model.nouns import dataclass
 from ulpscope.model.pairs import Pair, SlotPair
 from ulpscope.model.records import CallRecord, Level, Phase
 

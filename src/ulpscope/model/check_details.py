@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ulpscope.model.checks import CheckStatus
+from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import Phase, TensorData
 
 __all__ = ["CheckDetail", "CheckOutcome", "SavedFailure"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from typing import Literal, TypeAlias
 
 from ulpscope.model.findings import Finding
 from ulpscope.model.names import CallName, Slot
+from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import CallRecord, Frame, Level, Phase
 from ulpscope.model.replays import OperandFormat, SlotReplay
 from ulpscope.model.runs import RunInfo

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["DTYPES", "DType", "Kind", "dtype"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, Protocol, TypeAlias
 
+from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import Frame, Phase
 from ulpscope.model.replays import SystemicPrecision
 from ulpscope.model.runs import RunInfo

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
+
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["INPUT_ROLES", "OUTPUT_ROLES", "ROLES", "CallName", "Role", "Slot"]
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
 from ulpscope.model.findings import FindingLevel
 from ulpscope.model.names import Slot
+from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import CallRecord, Frame, Phase
 from ulpscope.model.runs import RunInfo
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ulpscope.model.names import Slot
+from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import CallRecord, TensorRecord
 
 __all__ = ["MatchedBy", "Pair", "SlotPair"]

@@ -12,10 +12,10 @@ these becomes a dict with one key that begins with `$`:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ulpscope.model.names import CallName, Slot
+from ulpscope.model.nouns import dataclass
 
 __all__ = [
     "Arguments",

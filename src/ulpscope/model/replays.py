@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ulpscope.model.names import Slot
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["CallReplay", "OperandFormat", "PairReplay", "SlotReplay", "SystemicPrecision"]
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["FORMAT_VERSION", "LedgerEntry", "RunInfo"]
 

@@ -8,10 +8,11 @@ of two shards give those of the whole. Arrays are typed `Any` here, since this f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
 from ulpscope.model.findings import Finding
+from ulpscope.model.nouns import dataclass
 from ulpscope.model.runs import RunInfo
 
 __all__ = [

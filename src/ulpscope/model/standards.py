@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Literal, TypeAlias
 
 from ulpscope.model.checks import CheckStatus
 from ulpscope.model.measurements import Metric
+from ulpscope.model.nouns import dataclass
 
 __all__ = [
     "STANDARD_METRICS",

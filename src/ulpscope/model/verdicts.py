@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ulpscope.model.measurements import FingerprintMeasurement, Measurement, SummaryMeasurement
+from ulpscope.model.nouns import dataclass
 from ulpscope.model.pairs import Pair, SlotPair
 from ulpscope.model.replays import SlotReplay
 

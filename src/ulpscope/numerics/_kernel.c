@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The compiled passes of ulpscope.numerics: statistics and fingerprint of one tensor, and the difference of two.
+ * The compiled passes of ulpscope.numerics: statistics and fingerprint of one tensor, the difference of two, and the elements of a view.
  *
  * Policy. A plain shared library called through ctypes: no Python API, no global state, no allocation, no threads of its own. One pass over
  * memory in blocks that fit the first-level cache; within a block each quantity has a loop of its own that vectorises.
@@ -337,7 +337,7 @@ static int level(void) { return 0; }
 #endif
 
 /* That of VERSION in kernel.py: goes up with every change of a result or a signature, so that a library left over from an older source is not used. */
-EXPORT int ulpscope_version(void) { return 3; }
+EXPORT int ulpscope_version(void) { return 4; }
 
 /* The best instruction set that this CPU has: 0 plain, 1 AVX2, 2 AVX-512. A `target` below means one of these, or -1 for the best. */
 EXPORT int ulpscope_level(void) { return level(); }
@@ -415,6 +415,67 @@ EXPORT int ulpscope_difference(int kind, const void *subject, const void *refere
     DISPATCH(difference, kind, subject, reference, numel, values, order, out)
     restore(before);
     return 0;
+}
+
+/* `count` items of `size` bytes that lie `stride` bytes apart. */
+INLINE uint8_t *gather_row(const uint8_t *from, size_t count, size_t stride, size_t size, uint8_t *to) {
+    typedef uint64_t UNALIGNED eight;
+    typedef uint32_t UNALIGNED four;
+    typedef uint16_t UNALIGNED two;
+    for (size_t i = 0; size == 8 && i < count; i++)
+        ((eight *)to)[i] = *(const eight *)(from + i * stride);
+    for (size_t i = 0; size == 4 && i < count; i++)
+        ((four *)to)[i] = *(const four *)(from + i * stride);
+    for (size_t i = 0; size == 2 && i < count; i++)
+        ((two *)to)[i] = *(const two *)(from + i * stride);
+    for (size_t i = 0; size != 8 && size != 4 && size != 2 && i < count; i++)
+        memcpy(to + i * size, from + i * stride, size);
+    return to + count * size;
+}
+
+static uint8_t *gather_rows(const uint8_t *from, size_t size, size_t dims, const size_t *extents, const size_t *strides, uint8_t *to) {
+    if (dims == 1)
+        return gather_row(from, *extents, *strides, size, to);
+    for (size_t i = 0; i < *extents; i++)
+        to = gather_rows(from + i * *strides, size, dims - 1, extents + 1, strides + 1, to);
+    return to;
+}
+
+/* The items of a view of one dimension or more, one after the other; strides are in bytes. All lie within the data. */
+EXPORT void ulpscope_gather(const void *data, size_t size, size_t dims, const size_t *extents, const size_t *strides, void *out) {
+    gather_rows(data, size, dims, extents, strides, out);
+}
+
+/* How many elements of the subject are finite, and the largest of those that stand where the reference is zero. */
+#define AT_ZEROS(name, S, EXPONENT, FLOAT)                                                                                                 \
+    static size_t name(const void *subject, const void *reference, size_t numel, double *largest) {                                        \
+        typedef S UNALIGNED bits;                                                                                                          \
+        const bits *p = subject, *q = reference;                                                                                           \
+        const S magnitude = EXPONENT | (EXPONENT - 1);                                                                                     \
+        S most = 0;                                                                                                                        \
+        size_t finite = 0;                                                                                                                 \
+        for (size_t start = 0; start < numel; start += 4096) {                                                                             \
+            const size_t end = numel - start < 4096 ? numel : start + 4096;                                                                \
+            S count = 0;                                                                                                                   \
+            for (size_t i = start; i < end; i++) {                                                                                         \
+                const S u = p[i] & magnitude, is_finite = -(S)(u < EXPONENT), is_zero = -(S)((q[i] & magnitude) == 0);                     \
+                const S at_zero = u & is_finite & is_zero;                                                                                 \
+                count -= is_finite;                                                                                                        \
+                most = at_zero > most ? at_zero : most;                                                                                    \
+            }                                                                                                                              \
+            finite += (size_t)count;                                                                                                       \
+        }                                                                                                                                  \
+        FLOAT value;                                                                                                                       \
+        memcpy(&value, &most, sizeof value);                                                                                               \
+        *largest = value;                                                                                                                  \
+        return finite;                                                                                                                     \
+    }
+AT_ZEROS(at_zeros_f64, int64_t, 0x7FF0000000000000, double)
+AT_ZEROS(at_zeros_f32, int32_t, 0x7F800000, float)
+
+/* Of float64 and float32 only. */
+EXPORT size_t ulpscope_at_zeros(int kind, const void *subject, const void *reference, size_t numel, double *largest) {
+    return kind == FLOAT64 ? at_zeros_f64(subject, reference, numel, largest) : at_zeros_f32(subject, reference, numel, largest);
 }
 
 #else /* ULPSCOPE_PASS: the passes for one vector width */

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 __all__ = ["BEST_TARGET", "CODES", "KERNEL", "KINDS", "VERSION", "DifferenceOut", "SummaryOut", "kernel_name", "load_kernel", "open_kernel"]
 
-VERSION = 3  # of `ulpscope_version` in _kernel.c
+VERSION = 4  # of `ulpscope_version` in _kernel.c
 # The numbers of `enum kind` in _kernel.c; every one-byte dtype is CODES with a table of its values.
 KINDS = {
     "float64": 0,
@@ -102,6 +101,10 @@ def load_kernel(path: Path) -> ctypes.CDLL:
     library.ulpscope_fingerprint.restype = None
     library.ulpscope_summarize.argtypes = [integer, pointer, size, pointer, ctypes.c_double, pointer, integer, pointer, ctypes.c_uint]
     library.ulpscope_difference.argtypes = [integer, pointer, pointer, size, pointer, pointer, pointer, integer]
+    library.ulpscope_gather.argtypes = [pointer, size, size, pointer, pointer, pointer]
+    library.ulpscope_gather.restype = None
+    library.ulpscope_at_zeros.argtypes = [integer, pointer, pointer, size, pointer]
+    library.ulpscope_at_zeros.restype = size
     return library
 
 
@@ -113,6 +116,8 @@ def kernel_name() -> str:
 
 
 def _level_names() -> tuple[str, ...]:
+    import platform  # only to tell: it takes as long to import as the rest
+
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         return ("SSE2", "AVX2", "AVX-512")

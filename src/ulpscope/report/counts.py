@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from ulpscope.model import Comparison
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["Counts", "count_calls"]
 

@@ -13,6 +13,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -403,8 +404,11 @@ def _metric(value: Metric, digits: int = 4) -> Json:
 
 def _number(value: float | None, digits: int = 4) -> Json:
     """Four digits are plenty for most of the page; JSON has no infinities, so these go as texts."""
-    if value is None or isinstance(value, int):
-        return value
+    return value if not value or isinstance(value, int) else _rounded(value, digits)
+
+
+@lru_cache(maxsize=1 << 14)  # a result is the next call's argument, so most numbers come twice
+def _rounded(value: float, digits: int) -> Json:
     return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
 
 

@@ -18,13 +18,13 @@ from ulpscope.model import CallRecord, Comparison, Finding, Frame, Run, RunInfo,
 from ulpscope.report.counts import count_calls
 from ulpscope.report.replacing import replacing
 from ulpscope.report.rows import COLUMNS, Row, num_rows, pair_rows
-from ulpscope.report.table import write_csv
 
 __all__ = ["COMPARISON_SCHEMA", "RUN_SCHEMA", "dump_comparison", "dump_run", "write_json"]
 
 COMPARISON_SCHEMA = "ulpscope.comparison/1"
 RUN_SCHEMA = "ulpscope.run/1"
 _ROWS_INSIDE = 20_000
+_NAMES = tuple(column.name for column in COLUMNS)
 _encode = json.JSONEncoder(allow_nan=False, default=repr).encode
 
 
@@ -33,6 +33,8 @@ def write_json(comparison: Comparison, path: Path, *, rows_inside: int = _ROWS_I
     many = num_rows(comparison)
     table = None
     if many > rows_inside:
+        from ulpscope.report.table import write_csv  # rarely needed
+
         table = path.with_name(f"{path.stem}.pairs.csv")
         write_csv(comparison, table)
     with replacing(path) as temporary, temporary.open("x", encoding="utf-8") as stream:
@@ -120,7 +122,7 @@ def _name_of(value: float) -> str:
 
 
 def _pair(row: Row) -> dict[str, Any]:
-    return {column.name: cell for column, cell in zip(COLUMNS, row, strict=True) if cell is not None}
+    return {name: cell for name, cell in zip(_NAMES, row, strict=True) if cell is not None}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +17,7 @@ __all__ = ["check_writable", "replacing"]
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; it becomes `path` when the block ends well, and disappears when not."""
     check_writable(path)
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}.part")
     try:
         yield temporary
         temporary.replace(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
@@ -26,6 +26,7 @@ from ulpscope.model import (
     TensorRecord,
     Undefined,
 )
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["COLUMNS", "Cell", "Column", "Kind", "Row", "call_rows", "num_rows", "pair_rows"]
 

@@ -8,6 +8,8 @@ without running what it holds, and its shape has to be the recorded one.
 from __future__ import annotations
 
 import math
+import mmap
+import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -86,6 +88,23 @@ _SINGLE_NODE = """
 """
 _SINGLE_NODE_CALLS = frozenset(_SINGLE_NODE.split())
 
+_NPY_HEADER = re.compile(
+    rb"\{'descr': '(?P<dtype>[<|][a-z][0-9]{1,2})', 'fortran_order': False, "
+    rb"'shape': \((?P<shape>(?:[0-9]{1,18}, )*(?:[0-9]{1,18},?)?)\), \} *\n"
+)
+_NPY_DTYPES = {
+    b"<f2": "float16",
+    b"<f4": "float32",
+    b"<f8": "float64",
+    b"<i2": "int16",
+    b"<i4": "int32",
+    b"<i8": "int64",
+    b"<c8": "complex64",
+    b"<c16": "complex128",
+    b"|b1": "bool",
+    b"|i1": "int8",
+    b"|u1": "uint8",
+}
 _LIBRARY_FRAME = re.compile(r"[/\\](torch|torch_npu|msprobe|ptdbg_ascend)[/\\]|^<frozen ")
 
 
@@ -382,6 +401,26 @@ def open_tensor(file: Path) -> TensorData:
 
 
 def _open_npy(file: Path) -> TensorData:
+    return _open_plain_npy(file) or _open_with_numpy(file)
+
+
+def _open_plain_npy(file: Path) -> TensorData | None:
+    """The array in a file as `numpy.save` writes it, mapped; None where anything is otherwise, which NumPy may know."""
+    with file.open("rb") as stream:
+        head = stream.read(10)
+        length = int.from_bytes(head[8:], "little")
+        match = _NPY_HEADER.fullmatch(stream.read(length)) if head[:8] == b"\x93NUMPY\x01\x00" else None
+        if match is None or (name := _NPY_DTYPES.get(match["dtype"])) is None:
+            return None
+        shape = tuple(int(size) for size in match["shape"].split(b",") if size.strip())
+        begin, size = len(head) + length, math.prod(shape) * DTYPES[name].size_bytes
+        if size == 0 or begin + size > os.fstat(stream.fileno()).st_size:
+            return None
+        mapping = mmap.mmap(stream.fileno(), begin + size, access=mmap.ACCESS_READ)
+    return TensorData(name, shape, memoryview(mapping)[begin:])
+
+
+def _open_with_numpy(file: Path) -> TensorData:
     import numpy as np
 
     array = np.load(file, mmap_mode="r", allow_pickle=False)

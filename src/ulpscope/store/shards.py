@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import re
 import threading
 from math import prod
 from pathlib import Path
@@ -20,6 +19,7 @@ import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError
 from ulpscope.model import DTYPES, TensorData, dtype
+from ulpscope.numerics.rooms import LARGEST_KEPT, room_for
 from ulpscope.store.frames import AppendFile, FrameReader, TensorFrame, encode_start, encode_tensor, not_allowed, verify_regular
 from ulpscope.store.page_cache import PageCache
 
@@ -31,7 +31,8 @@ SHARD_SIZE = 1 << 30
 ALIGNMENT = 8
 OPEN_SHARDS = 8
 COPY_BELOW = 128 << 10  # making a mapping costs as much as copying this
-READ_AHEAD_FROM = 1 << 20
+READ_AHEAD_FROM = 8 << 20
+READ_UP_TO = LARGEST_KEPT if hasattr(os, "preadv") else 0
 
 # What safetensors 0.4 knows; every other dtype is stored as plain bytes, with its true name in the journal.
 _SAFETENSORS_NAMES = {
@@ -51,8 +52,6 @@ _SAFETENSORS_NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-_NUMBERS = r"((?:[0-9]{1,19}(?:x[0-9]{1,19})*)?)"
-_CONTENT = re.compile(rf"([0-9a-f]{{32}}):([a-z0-9_]{{1,40}}):{_NUMBERS}(?::{_NUMBERS}:([0-9]{{1,19}}))?", re.ASCII)
 
 
 def content_key(hash: str, dtype: str, shape: tuple[int, ...]) -> str:
@@ -94,22 +93,33 @@ class Content(NamedTuple):
         """The bytes of the tensor, in order, from those that were kept."""
         if self.strides is None:
             return data
-        import numpy as np  # only here: reading plain tensors does without
+        from ulpscope.numerics.gathering import gathered  # only here: most tensors lie in one piece
 
-        size = DTYPES[self.dtype].size_bytes
-        elements = np.frombuffer(data, f"V{size}", count=len(data) // size)[self.offset :]
-        steps = tuple(stride * size for stride in self.strides)
-        view = np.lib.stride_tricks.as_strided(elements, self.shape, steps, writeable=False)
-        found: memoryview = np.ascontiguousarray(view).reshape(-1).view(np.uint8).data
-        return found
+        return gathered(data, DTYPES[self.dtype].size_bytes, self.shape, self.strides, self.offset)
 
 
 def parse_content(content: str) -> Content:
-    match = _CONTENT.fullmatch(content)
-    if match is None:
+    hash, dtype, shape, *view = content.split(":", 5) if content.count(":") in (2, 4) else ("", "", "")
+    strides, offset = view or ("", "0")
+    if not (_is_hash(hash) and _is_name(dtype) and _are_numbers(shape) and _are_numbers(strides) and _is_number(offset)):
         raise InputError(f"{content[:80]!r} is not the key of a kept tensor; take it from the `content` of a record of the same run")
-    hash, dtype, shape, strides, offset = match.groups()
-    return Content(hash, dtype, _numbers(shape), None if strides is None else _numbers(strides), int(offset or 0))
+    return Content(hash, dtype, _numbers(shape), _numbers(strides) if view else None, int(offset))
+
+
+def _is_hash(text: str) -> bool:
+    return len(text) == 32 and not text.strip("0123456789abcdef")
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= 40 and not text.strip("abcdefghijklmnopqrstuvwxyz0123456789_")
+
+
+def _are_numbers(text: str) -> bool:
+    return not text or all(map(_is_number, text.split("x")))
+
+
+def _is_number(text: str) -> bool:
+    return 0 < len(text) <= 19 and text.isascii() and text.isdigit()
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -227,22 +237,29 @@ class ShardIndex:
         self._places: dict[str, TensorFrame] = {}
         self._paths: dict[int, Path] = {}
         self._shards: dict[int, _OpenShard] = {}
+        self._verified: set[str] = set()
         self._journal = FrameReader(folder / JOURNAL)
         self._lock = threading.Lock()  # several threads may ask for tensors
 
     def tensor(self, content: str) -> TensorData:
-        """Map the bytes of a tensor, after making sure that they are the ones that were written."""
+        """Map the bytes of a tensor, after making sure, the first time, that they are the ones that were written."""
         asked = parse_content(content)
         hash = asked.hash
         place = self._place(hash)
         path = self._paths.get(place.shard) or self._paths.setdefault(place.shard, self._folder / shard_name(place.shard))
         asked.verify(place.length, path)
         data = self._shard(place.shard, path).bytes_at(place.offset, place.length)
-        if xxhash.xxh3_128_hexdigest(data) != hash:
-            raise DamagedRunError(f"{path}: the {place.length} bytes from {place.offset} are not those that were written; restore the file")
+        if hash not in self._verified:
+            if xxhash.xxh3_128_hexdigest(data) != hash:
+                raise DamagedRunError(
+                    f"{path}: the {place.length} bytes from {place.offset} are not those that were written; restore the file"
+                )
+            self._verified.add(hash)
         return TensorData(asked.dtype, asked.shape, asked.gathered(data))
 
     def _shard(self, number: int, path: Path) -> _OpenShard:
+        if (known := self._shards.get(number)) is not None:
+            return known
         with self._lock:
             if number not in self._shards:
                 if len(self._shards) >= OPEN_SHARDS:
@@ -251,9 +268,10 @@ class ShardIndex:
             return self._shards[number]
 
     def _place(self, hash: str) -> TensorFrame:
-        with self._lock:
-            if hash not in self._places:
-                self._read_on()
+        if hash not in self._places:
+            with self._lock:
+                if hash not in self._places:
+                    self._read_on()
         try:
             return self._places[hash]
         except KeyError:
@@ -292,7 +310,17 @@ class _OpenShard:
         if offset + length > self._size:
             found = f"{self._path} holds {self._size} bytes"
             raise DamagedRunError(f"{found}, but a tensor should lie at {offset} to {offset + length}: it is cut off")
-        return self._copied(offset, length) if length < COPY_BELOW else self._mapped(offset, length)
+        if length < COPY_BELOW:
+            return self._copied(offset, length)
+        return self._read(offset, length) if length <= READ_UP_TO else self._mapped(offset, length)
+
+    def _read(self, offset: int, length: int) -> memoryview:
+        """A copy in memory that was used before: several threads map and unmap files only one after the other."""
+        room = room_for(length)
+        done = 0
+        while done < length and (more := os.preadv(self._fd, [room[done:]], offset + done)):
+            done += more
+        return room[:done].toreadonly()
 
     def _mapped(self, offset: int, length: int) -> memoryview:
         start = offset - offset % mmap.ALLOCATIONGRANULARITY

@@ -7,7 +7,6 @@ formats are imported only when the path is not a run of our own.
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
 from collections.abc import Callable
@@ -79,7 +78,9 @@ def _what_is_there(path: Path) -> str:
 def _missing(path: Path) -> str:
     there = next(parent for parent in path.absolute().parents if parent.is_dir())
     wanted = path.absolute().relative_to(there).parts[0]
-    near = difflib.get_close_matches(wanted, _entries(there, limit=10_000), n=3, cutoff=0.5)
+    from difflib import get_close_matches
+
+    near = get_close_matches(wanted, _entries(there, limit=10_000), n=3, cutoff=0.5)
     if near:
         return f"{path} does not exist; {there} has {_joined(near)}"
     return f"{path} does not exist; {there} has {_listing(there)}"

@@ -10,15 +10,15 @@ from __future__ import annotations
 import functools
 import math
 import mmap
+import os
 import pickletools
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, BinaryIO, NamedTuple
 
 from ulpscope.model import DTYPES, TensorData
+from ulpscope.numerics.gathering import gathered
 
 __all__ = ["MAX_EXPANDED_BYTES", "open_plain_tensor"]
 
@@ -38,34 +38,75 @@ _STORAGES = {
 }
 _MAX_PICKLE_BYTES = 1 << 16  # one plain tensor takes about 200
 _LOCAL_HEADER_BYTES = 30
+_MOST_KNOWN = 1 << 14
 MAX_EXPANDED_BYTES = 1 << 32  # strides of 0 let a small file claim any size
 _MARK = object()
+
+
+class _Placed(NamedTuple):
+    """Where a tensor lies in its file, in bytes, and how it lies there, in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    begin: int
+    length: int
+
+
+_known: dict[tuple[int, int, int, int], _Placed] = {}  # files are opened more than once, and finding the tensor takes longest
 
 
 def open_plain_tensor(file: Path) -> TensorData | None:
     """The one tensor in an archive, mapped; None where the archive holds something else."""
     try:
-        with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-            entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            if entries["data.pkl"].file_size > _MAX_PICKLE_BYTES:
+        with file.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+            placed = _known.get(key) or _place(stream, status.st_size)
+            if placed is None:
                 return None
             mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        order = _content(mapping, entries["byteorder"]) if "byteorder" in entries else b"little"
-        described = _described(bytes(_content(mapping, entries["data.pkl"])))
-        return _tensor(mapping, entries, described) if described and order == b"little" else None
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = placed
+        return _tensor(memoryview(mapping)[placed.begin : placed.begin + placed.length], placed)
     except (zipfile.BadZipFile, ValueError, IndexError, KeyError, TypeError, AttributeError, NotImplementedError, EOFError):
         return None
 
 
-def _content(mapping: mmap.mmap, info: zipfile.ZipInfo) -> memoryview:
-    """The bytes of an entry: behind its local header, whose name and padding have their own lengths."""
-    header = mapping[info.header_offset : info.header_offset + _LOCAL_HEADER_BYTES]
+def _place(stream: BinaryIO, size: int) -> _Placed | None:
+    with zipfile.ZipFile(stream) as archive:
+        entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    if entries["data.pkl"].file_size > _MAX_PICKLE_BYTES:
+        return None
+    if "byteorder" in entries and _content(stream, entries["byteorder"], size) != b"little":
+        return None
+    described = _described(_content(stream, entries["data.pkl"], size))
+    if described is None:
+        return None
+    kind, key, offset, shape, strides = described
+    if math.prod(shape) == 0:
+        return _Placed(kind, shape, strides, offset, 0, 0)
+    storage = entries[f"data/{key}"]
+    return _Placed(kind, shape, strides, offset, _begin(stream, storage, size), storage.file_size)
+
+
+def _content(stream: BinaryIO, info: zipfile.ZipInfo, size: int) -> bytes:
+    stream.seek(_begin(stream, info, size))
+    return stream.read(min(info.file_size, _MAX_PICKLE_BYTES))
+
+
+def _begin(stream: BinaryIO, info: zipfile.ZipInfo, size: int) -> int:
+    """Where the bytes of an entry begin: behind its local header, whose name and padding have their own lengths."""
+    stream.seek(info.header_offset)
+    header = stream.read(_LOCAL_HEADER_BYTES)
     if header[:4] != b"PK\x03\x04" or info.compress_type != zipfile.ZIP_STORED:
         raise ValueError("not stored as it is")
     begin = info.header_offset + _LOCAL_HEADER_BYTES + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-    if begin + info.file_size > len(mapping):
+    if begin + info.file_size > size:
         raise ValueError("cut off")
-    return memoryview(mapping)[begin : begin + info.file_size]
+    return begin
 
 
 @functools.lru_cache(maxsize=4096)
@@ -127,19 +168,13 @@ def _value(data: bytes) -> Any:
     return None
 
 
-def _tensor(
-    mapping: mmap.mmap, entries: dict[str, zipfile.ZipInfo], described: tuple[str, str, int, tuple[int, ...], tuple[int, ...]]
-) -> TensorData | None:
-    kind, key, offset, shape, strides = described
-    size, numel = DTYPES[kind].size_bytes, math.prod(shape)
-    if min((offset, *shape, *strides)) < 0:
+def _tensor(storage: memoryview, placed: _Placed) -> TensorData | None:
+    size, numel = DTYPES[placed.dtype].size_bytes, math.prod(placed.shape)
+    if min((placed.offset, *placed.shape, *placed.strides)) < 0:
         return None
     if numel == 0:
-        return TensorData(kind, shape, memoryview(b""))
-    storage = _content(mapping, entries[f"data/{key}"])
-    last = offset + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+        return TensorData(placed.dtype, placed.shape, memoryview(b""))
+    last = placed.offset + sum((count - 1) * stride for count, stride in zip(placed.shape, placed.strides, strict=True))
     if (last + 1) * size > len(storage) or numel * size > max(MAX_EXPANDED_BYTES, len(storage)):
         return None
-    flat = np.frombuffer(storage, np.uint8)[offset * size :]
-    elements = np.lib.stride_tricks.as_strided(flat, (*shape, size), (*(stride * size for stride in strides), 1), writeable=False)
-    return TensorData(kind, shape, np.ascontiguousarray(elements).reshape(-1).data)
+    return TensorData(placed.dtype, placed.shape, gathered(storage, size, placed.shape, placed.strides, placed.offset))

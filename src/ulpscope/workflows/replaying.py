@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which calls of a comparison are replayed, and how: both sides on their own inputs, in execution order, within a time limit.
 
-`needed` replays what differs until a fault is found; `all` everything that differs; `none` nothing. A machine that rounds the operands of
+`needed` replays what differs until a fault is found, but for what is too near for a replay to blame; `all` everything that differs;
+`none` nothing. A machine that rounds the operands of
 its matrix products is recognised from several calls of a family before one of them is blamed.
 """
 
@@ -11,17 +12,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ulpscope.judge import argument_differences, multiple_of, product_family, replay_limits
+from ulpscope.judge import argument_differences, is_beyond_doubt, multiple_of, product_family, replay_limits
 from ulpscope.model import (
     DTYPES,
     Arguments,
     CallRecord,
     CallReplay,
     DType,
+    JudgedCall,
     Measurement,
     NotMeasured,
     OperandFormat,
@@ -59,6 +62,7 @@ class _Side:
     backward: dict[Hashable, list[CallRecord]] = field(default_factory=dict)
     parameters: list[CallRecord] = field(default_factory=list)
     stepped: dict[str, CallRecord] = field(default_factory=dict)
+    doubted: frozenset[Slot] | None = None
 
     def reader(self, record: CallRecord) -> Callable[[str], TensorData]:
         return lambda content: self.run.tensor(record.rank, record.step, content)
@@ -143,11 +147,11 @@ class Replaying:
         for side in self._sides(rank):
             side.begin_step()
 
-    def __call__(self, pair: Pair, measurements: Sequence[Measurement]) -> PairReplay | None:
-        """Both sides of a pair, replayed; None where that is not needed or not possible."""
+    def __call__(self, pair: Pair, measurements: Sequence[Measurement], foresee: Callable[[], JudgedCall]) -> PairReplay | None:
+        """Both sides of a pair, replayed; None where that is not needed or not possible. `foresee` tells the verdict without."""
         sides = self._sides(pair.record.rank)
         try:
-            return self._replay(pair, sides) if self._is_needed(pair, measurements) else None
+            return self._replay(pair, sides) if self._is_needed(pair, measurements, foresee) else None
         finally:
             for record, side in zip((pair.subject, pair.reference), sides, strict=True):
                 if record is not None:
@@ -159,7 +163,7 @@ class Replaying:
             self._references.setdefault(rank, _Side(self._runs[1])),
         )
 
-    def _is_needed(self, pair: Pair, measurements: Sequence[Measurement]) -> bool:
+    def _is_needed(self, pair: Pair, measurements: Sequence[Measurement], foresee: Callable[[], JudgedCall]) -> bool:
         record = pair.record
         if pair.subject is None or pair.reference is None or record.phase == "start" or record.level == "module":
             return False
@@ -173,10 +177,22 @@ class Replaying:
         if self.why_not:
             self._missed += 1
             return False
+        if self._mode == "needed" and not self._doubt(pair, foresee()):
+            return False
         if time.monotonic() > self._deadline:
             self._left_out += 1
             return False
         return True
+
+    def _doubt(self, pair: Pair, foreseen: JudgedCall) -> bool:
+        """Whether a replay could say something else; of an optimizer's step the sides remember about which results."""
+        if _differ_in_arguments(pair):
+            return True
+        made = (slot for slot in foreseen.slots if not pair.record.receives(slot.pair.slot))
+        doubted = frozenset(slot.pair.slot for slot in made if not is_beyond_doubt(slot))
+        for side in self._sides(pair.record.rank):
+            side.doubted = doubted if pair.record.phase == "optimizer" else None
+        return bool(doubted)
 
     def _replay(self, pair: Pair, sides: tuple[_Side, _Side]) -> PairReplay:
         self._replayed += 1
@@ -306,6 +322,11 @@ def _results(record: CallRecord, side: _Side) -> Mapping[Slot, torch.Tensor]:
     return recorded_results(record, side.reader(record))
 
 
+def _is_doubted(side: _Side, name: str) -> bool:
+    """Whether the step of this parameter has to be replayed."""
+    return side.doubted is None or any(f"{slot}.".partition(".")[2].startswith(f"{name}.") for slot in side.doubted)
+
+
 def _programs(record: CallRecord, side: _Side, arguments: Arguments | None = None) -> Iterator[Program]:
     """The call itself; of an optimizer's step one program for each parameter, so that memory stays that of the largest."""
     from ulpscope.replay import (
@@ -330,7 +351,7 @@ def _programs(record: CallRecord, side: _Side, arguments: Arguments | None = Non
     else:
         before = side.stepped_before(record)
         step = record if arguments is None else replace(record, arguments=arguments)
-        for name in stepped_parameters(step):
+        for name in filter(partial(_is_doubted, side), stepped_parameters(step)):
             yield optimizer_program(
                 step,
                 read,

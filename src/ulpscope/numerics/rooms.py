@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory for tensors that are looked at and forgotten: fresh memory costs several times what is done with it, so it is used again.
+
+A room is free when nobody holds a view of it any more, which its reference count tells.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from sys import getrefcount
+from threading import Lock
+
+__all__ = ["LARGEST_KEPT", "room_for"]
+
+LARGEST_KEPT = 4 << 20
+_SMALLEST = 1 << 20
+_FREE = 3  # references: of the queue, of whoever looks at it, and of the count itself
+_rooms: deque[bytearray] = deque(maxlen=16)
+_lock = Lock()
+
+
+def room_for(size: int) -> memoryview:
+    """Room for so many bytes, whatever stood there before."""
+    if size > LARGEST_KEPT:
+        return memoryview(bytearray(size))
+    with _lock:
+        for room in _rooms:
+            if len(room) >= size and getrefcount(room) == _FREE:
+                return memoryview(room)[:size]
+        room = bytearray(max(_SMALLEST, 1 << (size - 1).bit_length()))
+        _rooms.appendleft(room)
+        return memoryview(room)[:size]

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that other threads do ahead of its turn, for passes over tensors, which release the interpreter.
+
+Whoever asks for a result that nobody has begun does the work itself, and while somebody else is at it does what comes next, so as many are
+busy as there are cores. The standard library's executors wait for a worker instead, and take longer to import than this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+__all__ = ["Ahead", "Task"]
+
+T = TypeVar("T")
+Tasks: TypeAlias = "SimpleQueue[Task[Any] | None]"
+_MOST_THREADS = 8
+_SWITCH_S = 1e-5
+"""How long a thread that is done with its tensors waits for one that interprets: far less than by default, which is as long as a tensor."""
+
+
+class Task(Generic[T]):
+    """One piece of work, done once by whoever takes it first."""
+
+    __slots__ = ("_done", "_error", "_next", "_taken", "_value", "_work")
+
+    def __init__(self, following: Tasks, work: Callable[..., T], *arguments: Any) -> None:
+        self._next = following
+        self._work: tuple[Callable[..., T], tuple[Any, ...]] | None = (work, arguments)
+        self._taken, self._done = Lock(), Lock()
+        self._done.acquire()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work unless somebody has begun it; what it raises is kept for whoever asks."""
+        if self._work is None or not self._taken.acquire(blocking=False):
+            return
+        work, arguments = self._work
+        try:
+            self._value = work(*arguments)
+        except BaseException as error:
+            self._error = error
+        self._work = None
+        self._done.release()
+
+    def result(self) -> T:
+        """What the work gives; to be asked for by one thread."""
+        self.run()
+        while not self._done.acquire(blocking=False):
+            try:
+                following = self._next.get_nowait()
+            except Empty:
+                self._done.acquire()
+                break
+            if following is not None:
+                following.run()
+        self._done.release()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class Ahead:
+    """Threads, as many as there are cores beside the one that is there, for as long as the block lasts."""
+
+    def __init__(self) -> None:
+        self._tasks: Tasks = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._most = min(_MOST_THREADS, _num_cores()) - 1
+        self._switch_s = sys.getswitchinterval()
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Whatever was not begun is left undone."""
+        for _ in self._threads:
+            self._tasks.put(None)
+        self._most = 0
+        for thread in self._threads:
+            thread.join()
+        sys.setswitchinterval(self._switch_s)
+
+    def submit(self, work: Callable[..., T], *arguments: Any) -> Task[T]:
+        task = Task(self._tasks, work, *arguments)
+        if self._most > 0:
+            self._tasks.put(task)
+            if len(self._threads) < self._most:
+                self._start()
+        return task
+
+    def _start(self) -> None:
+        sys.setswitchinterval(min(self._switch_s, _SWITCH_S))
+        self._threads.append(Thread(target=self._work, name="ulpscope-ahead", daemon=True))
+        self._threads[-1].start()
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None and self._most > 0:
+            task.run()
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
