@@ -114,4 +114,4 @@ def test_the_compare_of_1x_reads_our_tree_of_1x(tmp_path: Path, mode: str) -> No
     rows = xlsx_rows(only(tmp_path / "out", "compare_result_*.xlsx"))
     assert len(rows) > 20
     assert {row.get("Result", row.get("Accuracy Reached or Not")) for row in rows} <= {None, "None", "pass", "Yes"}
-    assert {row["colour"] for row in rows} == {""}
+    assert {row["colour"] for row in rows if row["NPU Dtype"] != "None"} == {""}  # a gradient that does not exist is red in 1.0
