@@ -8,7 +8,6 @@ busy as there are cores. The standard library's executors wait for a worker inst
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -20,8 +19,6 @@ __all__ = ["Ahead", "Task"]
 T = TypeVar("T")
 Tasks: TypeAlias = "SimpleQueue[Task[Any] | None]"
 _MOST_THREADS = 8
-_SWITCH_S = 1e-5
-"""How long a thread that is done with its tensors waits for one that interprets: far less than by default, which is as long as a tensor."""
 
 
 class Task(Generic[T]):
@@ -72,7 +69,6 @@ class Ahead:
         self._tasks: Tasks = SimpleQueue()
         self._threads: list[Thread] = []
         self._most = min(_MOST_THREADS, _num_cores()) - 1
-        self._switch_s = sys.getswitchinterval()
 
     def __enter__(self) -> Ahead:
         return self
@@ -84,7 +80,6 @@ class Ahead:
         self._most = 0
         for thread in self._threads:
             thread.join()
-        sys.setswitchinterval(self._switch_s)
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Task[T]:
         task = Task(self._tasks, work, *arguments)
@@ -95,7 +90,6 @@ class Ahead:
         return task
 
     def _start(self) -> None:
-        sys.setswitchinterval(min(self._switch_s, _SWITCH_S))
         self._threads.append(Thread(target=self._work, name="ulpscope-ahead", daemon=True))
         self._threads[-1].start()
 
