@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory for tensors that are looked at and forgotten: fresh memory costs several times what is done with it, so it is used again.
 
-A room is free when nobody holds a view of it any more, which its reference count tells.
+A room is free when nobody holds a view of it any more, which Python tells by letting it change its size.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from sys import getrefcount
 from threading import Lock
 
 __all__ = ["LARGEST_KEPT", "room_for"]
 
 LARGEST_KEPT = 4 << 20
 _SMALLEST = 1 << 20
-_FREE = 3  # references: of the queue, of whoever looks at it, and of the count itself
 _rooms: deque[bytearray] = deque(maxlen=16)
 _lock = Lock()
 
@@ -25,8 +23,17 @@ def room_for(size: int) -> memoryview:
         return memoryview(bytearray(size))
     with _lock:
         for room in _rooms:
-            if len(room) >= size and getrefcount(room) == _FREE:
+            if len(room) >= size and _is_free(room):
                 return memoryview(room)[:size]
         room = bytearray(max(_SMALLEST, 1 << (size - 1).bit_length()))
         _rooms.appendleft(room)
         return memoryview(room)[:size]
+
+
+def _is_free(room: bytearray) -> bool:
+    try:
+        room.append(0)
+    except BufferError:
+        return False
+    room.pop()
+    return True

@@ -84,12 +84,6 @@ _DENIED_NAMESPACES = frozenset(
     static_runtime symm_mem
     """.split()
 )
-_WRITING_OPERATORS = frozenset(
-    """
-    __setitem__ __iadd__ __isub__ __imul__ __idiv__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__
-    __irshift__
-    """.split()
-)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 

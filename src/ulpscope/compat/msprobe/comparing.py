@@ -35,7 +35,6 @@ from ulpscope.workflows.collecting import rare_collections
 __all__ = ["CompareOptions", "compare", "compare_distributed", "compare_paths"]
 
 _MOST_THREADS = 8
-_MOST_LOGGED = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
