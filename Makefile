@@ -58,15 +58,15 @@ clean:
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 
-# setuptools comes first, and the package is then built with it and not in an isolated environment: a change to
-# pyproject.toml or to the C kernel reinstalls without asking the index again.
-$(READY): pyproject.toml packages/legacy/pyproject.toml constraints.txt $(wildcard src/ulpscope/numerics/*.c)
+# setuptools and Cython come first, and the package is then built with them and not in an isolated environment: a change to
+# pyproject.toml or to what is compiled reinstalls without asking the index again.
+$(READY): pyproject.toml packages/legacy/pyproject.toml constraints.txt $(wildcard src/ulpscope/numerics/*.c src/ulpscope/capture/*.pyx)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || \
 	{ echo 'ulpscope needs Python 3.10 or newer, and "$(PYTHON)" is not: name another one with make PYTHON=python3.12' >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
 	{ echo 'The environment .venv could not be made with "$(PYTHON) -m venv": on Debian and Ubuntu, install python3-venv.' >&2; exit 1; }
 	@echo 'Setting up .venv (the first time takes some minutes; details in $(LOG))'
-	@{ $(BIN)/pip install --disable-pip-version-check -c constraints.txt setuptools wheel && \
+	@{ $(BIN)/pip install --disable-pip-version-check -c constraints.txt cython setuptools wheel && \
 	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,torch]' -e packages/legacy; } > $(LOG) 2>&1 || \
 	{ echo 'pip could not install the packages that constraints.txt names: check the network, the proxy and the index that pip asks (pip config list), then run make again; all that pip said is in $(LOG).' >&2; exit 1; }
 	@touch $@

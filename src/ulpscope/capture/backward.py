@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from math import prod
 from typing import Any, Protocol
 
@@ -17,10 +16,10 @@ import msgspec
 import torch
 
 from ulpscope.capture.torch_internals import ACCUMULATE_GRAD, blind, graph_task, next_sequence_number, sequence_number
-from ulpscope.capture.walk import Found
-from ulpscope.model import Role, Slot
+from ulpscope.capture.walk import Found, renamed
+from ulpscope.model import Slot
 
-__all__ = ["BackwardOfCall", "BackwardWriter", "Edges", "edges_of", "take_gradients", "watch_backward"]
+__all__ = ["BackwardOfCall", "BackwardWriter", "Edges", "edges_of", "watch_backward"]
 
 
 class Edges:
@@ -63,14 +62,14 @@ def edges_of(found: Iterable[Found]) -> Edges:
 class BackwardWriter(Protocol):
     """What the backward sides of all calls have in common.
 
-    `read` turns a gradient into what a record says of it; `finish_pass` takes those of one pass of a call. `on_gradients` is
-    `take_gradients`, guarded so that its failure never reaches the engine. `begun`
-    holds the calls of which a pass has begun and not finished, in that order; `lock` is held by whoever looks at one.
+    `read` turns a gradient into what a record says of it; `finish_pass` takes those of one pass of a call. `session` gives the session,
+    while it lives, whose business it is that no failure reaches the engine. `begun` holds the calls of which a pass has begun and not
+    finished, in that order; `lock` is held by whoever looks at one.
     """
 
     begun: dict[BackwardOfCall, None]
     lock: AbstractContextManager[Any]
-    on_gradients: Callable[..., None]
+    session: Callable[[], Any]
 
     def read(self, slot: Slot, tensor: torch.Tensor) -> Any: ...
 
@@ -112,7 +111,7 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
     def expect_outputs(self, node: Any, slots: _Entering, shape: tuple[int, ...] | None = None) -> None:
         """Take the gradients of the call's outputs where they enter `node`; with `shape`, in that shape, if they have as many elements."""
         self.num_events += 1
-        node.register_prehook(_Hook(self.writer.on_gradients, self, (), slots, shape))
+        node.register_prehook(_Hook(self, (), slots, shape))
 
     def expect_inputs(self, node: Any, slots: _Leaving, entering: _Entering | None = None) -> None:
         """Take the gradients that `node` passes on to inputs of the call; with `entering` those of the call's outputs too, by the
@@ -121,7 +120,7 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
         self.num_events += 1
         for _, slot in slots:
             self.num_parts[slot] = self.num_parts.get(slot, 0) + 1
-        node.register_hook(_Hook(self.writer.on_gradients, self, slots, entering))
+        node.register_hook(_Hook(self, slots, entering))
 
     def _pass(self) -> _Pass:
         task = graph_task()
@@ -188,17 +187,18 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
 class _Hook(msgspec.Struct, gc=False, eq=False):
     """What a node calls: before it runs with the gradients that enter, or afterwards with those that leave and those that entered."""
 
-    guarded: Callable[..., None]
     backward: BackwardOfCall
     leaving: _Leaving
     entering: _Entering | None
     shape: tuple[int, ...] | None = None
 
     def __call__(self, gradients: _Gradients, entered: _Gradients | None = None) -> None:
-        self.guarded(self, gradients, entered)
+        session = self.backward.writer.session()
+        if session is not None and session._is_active and session._is_recording:
+            session._safely("record a backward call", _take_gradients, self, gradients, entered)
 
 
-def take_gradients(hook: _Hook, gradients: _Gradients, entered: _Gradients | None) -> None:
+def _take_gradients(hook: _Hook, gradients: _Gradients, entered: _Gradients | None) -> None:
     """Take the gradients that a node hands to a hook."""
     backward = hook.backward
     with backward.writer.lock:
@@ -226,7 +226,7 @@ def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found])
     for slot, tensor in results:
         node = tensor.grad_fn
         if node is not None and first <= node._sequence_nr() < last:
-            owned.setdefault(node, {}).setdefault(tensor.output_nr, _renamed("input", slot))
+            owned.setdefault(node, {}).setdefault(tensor.output_nr, renamed("input", slot))
         if edges.bases:
             base = tensor._base
             if base is not None and id(base) in edges.bases:
@@ -247,11 +247,6 @@ def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found])
     return True
 
 
-@lru_cache(maxsize=4096)
-def _renamed(role: Role, slot: Slot) -> Slot:
-    return Slot(role, slot.path)
-
-
 def _leaving(node: Any, edges: Edges, last: int, seen: set[Any], waiting: list[Any]) -> _Leaving:
     """Which of a node's gradients go to inputs of the call; nodes of the same call behind it are added to those that wait."""
     found: list[tuple[int, Slot]] = []
@@ -264,7 +259,7 @@ def _leaving(node: Any, edges: Edges, last: int, seen: set[Any], waiting: list[A
         else:
             slot = edges.nodes.get((following, output))
         if slot is not None:
-            found.append((number, _renamed("gradient" if slot.role == "parameter" else "output", slot)))
+            found.append((number, renamed("gradient" if slot.role == "parameter" else "output", slot)))
         elif edges.first <= position < last and following not in seen:
             seen.add(following)
             waiting.append(following)

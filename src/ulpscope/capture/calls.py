@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-__all__ = ["caller", "is_own_business", "makes_no_values", "may_write", "never_writes", "op_name", "writes_silently", "written_arguments"]
+__all__ = [
+    "business_of",
+    "caller",
+    "is_own_business",
+    "makes_no_values",
+    "may_write",
+    "never_writes",
+    "op_name",
+    "writes_silently",
+    "written_arguments",
+]
 
 _VIEW_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
@@ -181,11 +191,17 @@ def _writes(op: str) -> bool | int:
 def is_own_business(frame: FrameType | None) -> bool:
     """Whether the call comes from inside an optimizer, a wrapper for parallel training and the like."""
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module not in _TRANSPARENT:
-            return _is_internal(module)
+        business = business_of(frame)
+        if business is not None:
+            return business
         frame = frame.f_back
     return False
+
+
+def business_of(frame: FrameType) -> bool | None:
+    """Whether a frame is torch's own business; None where it stands between, and its caller has to be asked."""
+    module = frame.f_globals.get("__name__", "")
+    return None if module in _TRANSPARENT else _is_internal(module)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
+from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.device_layouts import COLUMNS, Layout
 from ulpscope.capture.device_tables import MOST_ROWS, Launcher, are_kernels_there, upload_size
 from ulpscope.capture.device_torch import is_able, summary_row
@@ -29,6 +30,8 @@ from ulpscope.capture.values import LOST, Values, settle_rows
 __all__ = ["CudaSummaries", "Pending", "PendingSummaries", "TorchSummaries", "summaries_for"]
 
 _MOST_BYTES = 1 << 30
+_SHARE_HELD = 32
+"""At most this part of a CUDA device's memory is held until it is read."""
 _BATCH_ROWS = 8192
 _BATCH_UPLOADS = _BATCH_ROWS * 32
 _MOST_BATCHES = 3
@@ -74,24 +77,51 @@ def _stream_of(device: torch.device, address: int) -> Any:
     return torch.cuda.ExternalStream(address, device)  # type: ignore[no-untyped-call]
 
 
-class PendingSummaries:
-    """Tensors of one device that are read some time after they were seen; how, a subclass says."""
+class _Queue:
+    """The tensors of one device that wait to be read, and, where it has streams, the one behind which they were made."""
+
+    has_streams = False
 
     def __init__(self) -> None:
-        self.failure = ""
         self.is_given_up = False
-        self.unread: list[Pending] = []
         self._pending: list[Pending] = []
         self._pending_bytes = 0
+        self.most_rows = self.most_bytes = 0
+        self._stream = -1
 
     @property
     def num_pending(self) -> int:
         return len(self._pending)
 
+
+def _unchanged(pending: list[Pending], lose: Callable[[Values], None]) -> list[Pending]:
+    """Those that nobody has written to since they were taken; of the others, `lose` is told."""
+    entries = []
+    for entry in pending:
+        if entry.version == -1 or (entry.alias._version == entry.version and entry.alias.data_ptr() == entry.address):
+            entries.append(entry)
+        else:
+            lose(entry.values)
+    return entries
+
+
+if COMPILED is not None and not TYPE_CHECKING:
+    Pending, _Queue, _unchanged = COMPILED.Pending, COMPILED.Queue, COMPILED.unchanged
+
+
+class PendingSummaries(_Queue):
+    """Tensors of one device that are read some time after they were seen; how, a subclass says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most_rows, self.most_bytes = MOST_ROWS, _MOST_BYTES
+        self.failure = ""
+        self.unread: list[Pending] = []
+
     @property
     def is_full(self) -> bool:
         """Whether it is time to flush."""
-        return len(self._pending) >= MOST_ROWS or self._pending_bytes >= _MOST_BYTES
+        return len(self._pending) >= self.most_rows or self._pending_bytes >= self.most_bytes
 
     @property
     def is_waiting(self) -> bool:
@@ -121,17 +151,12 @@ class PendingSummaries:
         """Read this at the next flush; whether it is time for that."""
         self._pending.append(entry)
         self._pending_bytes += entry.layout.num_bytes
-        return len(self._pending) >= MOST_ROWS or self._pending_bytes >= _MOST_BYTES
+        return len(self._pending) >= self.most_rows or self._pending_bytes >= self.most_bytes
 
     def flush(self) -> None:
         """Let the device read every tensor that waits; `unread` is what it could not, and `failure` why."""
         pending, self._pending, self._pending_bytes = self._pending, [], 0
-        entries = []
-        for entry in pending:
-            if entry.version == -1 or (entry.alias._version == entry.version and entry.alias.data_ptr() == entry.address):
-                entries.append(entry)
-            else:
-                _lose(entry.values)
+        entries = _unchanged(pending, _lose)
         if not entries:
             return
         try:
@@ -162,7 +187,8 @@ class CudaSummaries(PendingSummaries):
         self._statistics = statistics
         with torch.inference_mode(False):
             self._launcher = Launcher(device, statistics=statistics)
-        self._stream = -1
+        self.has_streams = True
+        self.most_bytes = torch.cuda.get_device_properties(device).total_memory // _SHARE_HELD
         self._batch: _Batch | None = None
         self._sent: deque[_Batch] = deque()
         self._free: list[_Batch] = []

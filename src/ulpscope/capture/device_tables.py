@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.device_layouts import CHUNK, COLUMNS, FIELDS, JOINED, RATIO, Layout
 from ulpscope.model import DTYPES
 from ulpscope.numerics.casting import byte_values
@@ -109,6 +110,8 @@ class Launcher:
 
 def _fill(upload: Any, layouts: list[Layout], addresses: list[int]) -> list[int]:
     """Write the rows of a flush; the result is the first program of each row, and their number at the end."""
+    if COMPILED is not None:
+        return COMPILED.fill(upload, layouts, addresses, MOST_ROWS, FIELDS, _NEVER)  # type: ignore[no-any-return]
     count = len(layouts)
     table = upload[MOST_ROWS:].reshape(count, FIELDS)
     table[:] = np.frombuffer(b"".join([layout.row for layout in layouts]), np.int64).reshape(count, FIELDS)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.device_dumps import DeviceDumps, Store
 from ulpscope.capture.device_layouts import Layout, layout_of
 from ulpscope.capture.device_summaries import CudaSummaries, Pending, PendingSummaries, TorchSummaries, summaries_for
@@ -24,7 +26,17 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _IN_GRAPH = "inside the capture of a CUDA graph: values are not read"
 
 
-class Devices:
+class _Counter:
+    """How many tensors were taken that their device has not been told to read."""
+
+    num_pending = 0
+
+
+if COMPILED is not None and not TYPE_CHECKING:
+    _Counter = COMPILED.Counter
+
+
+class Devices(_Counter):
     """Every accelerator of a process. `complain` writes to the ledger; `make` gives what summarises tensors on a device, or None.
 
     With `store`, which several threads may call at a time, tensors are stored too where their device is one of CUDA's.
@@ -46,8 +58,6 @@ class Devices:
         self._keeps_views = keeps_views
         self._dumps: dict[torch.device, DeviceDumps] = {}
         self._devices: dict[torch.device, PendingSummaries | TorchSummaries | None] = {}
-        self.num_pending = 0
-        """How many tensors were taken that their device has not been told to read."""
 
     @property
     def has_any(self) -> bool:
@@ -84,14 +94,19 @@ class Devices:
         else:
             device.take(tensor, values, form.numel, layout, address)
             if alignment == 8 and self._store is None:
-                form.take_aligned = functools.partial(self._take_aligned, device, layout)
+                form.take_aligned = self._aligned(device, layout, form)
         self.num_pending += 1
         if device.is_full or device.unread or tensor.is_inference():  # of an inference tensor no version tells that somebody wrote to it
             self._flush(place, device)
         return values
 
+    def _aligned(self, device: PendingSummaries, layout: Layout, form: Form) -> Any:
+        """How further tensors of this form are taken, in fewer steps."""
+        if COMPILED is not None:
+            return COMPILED.Aligned(self, device, layout, form, self._flush)
+        return functools.partial(self._take_aligned, device, layout)
+
     def _take_aligned(self, device: PendingSummaries, layout: Layout, tensor: torch.Tensor, form: Form, address: int) -> Values | None:
-        """The same as `take` for most tensors, in fewer steps: it is the hottest path of a recording."""
         if not device.is_at_hand():
             return None
         values = Values(waits=True)

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.devices import Devices
 from ulpscope.capture.state import ModeRow
-from ulpscope.capture.tensors import Taken, record_of, row_of
+from ulpscope.capture.taking import Taken
+from ulpscope.capture.tensors import record_of, row_of
 from ulpscope.capture.walk import Encoded
-from ulpscope.model import Arguments, CallName, CallRecord, CallRow, Frame, Level, Modes, Phase, Sink
+from ulpscope.model import Arguments, CallName, CallRecord, CallRow, EncodedRow, Frame, Level, Modes, Phase, Sink
 
-__all__ = ["Draft", "Outbox"]
+__all__ = ["Draft", "Outbox", "plain_row"]
 
 _MOST_HELD = 20_000
 
@@ -49,38 +51,48 @@ class Draft(msgspec.Struct, gc=False):
                 return False
         return True
 
-    def row(self) -> CallRow:
-        return CallRow(
-            self.order,
-            self.op,
-            self.index,
-            self.phase,
-            self.level,
-            self.module,
-            self.parent,
-            self.arguments,
-            self.modes,
-            [row_of(taken) for taken in self.slots],
-            self.stack,
-            self.recompute,
-        )
+    def row(self) -> CallRow | EncodedRow:
+        return plain_row(self)
 
-    def record(self, rank: int) -> CallRecord:
-        return CallRecord(
-            rank=rank,
-            step=self.step,
-            order=self.order,
-            call=CallName(self.op, self.index),
-            phase=self.phase,
-            level=self.level,
-            module=self.module,
-            parent=self.parent,
-            arguments=None if self.arguments is None else Arguments(args=self.arguments[0], kwargs=self.arguments[1]),
-            modes=None if self.modes is None else _modes(*self.modes),
-            slots=tuple(map(record_of, self.slots)),
-            stack=self.stack,
-            recompute=self.recompute,
-        )
+
+if COMPILED is not None and not TYPE_CHECKING:
+    Draft = COMPILED.Draft
+
+
+def plain_row(draft: Draft) -> CallRow:
+    """The record as the store format lays it out."""
+    return CallRow(
+        draft.order,
+        draft.op,
+        draft.index,
+        draft.phase,
+        draft.level,
+        draft.module,
+        draft.parent,
+        msgspec.Raw(draft.arguments) if isinstance(draft.arguments, bytes) else draft.arguments,
+        draft.modes,
+        [row_of(taken) for taken in draft.slots],
+        draft.stack,
+        draft.recompute,
+    )
+
+
+def _record(draft: Draft, rank: int) -> CallRecord:
+    return CallRecord(
+        rank=rank,
+        step=draft.step,
+        order=draft.order,
+        call=CallName(draft.op, draft.index),
+        phase=draft.phase,
+        level=draft.level,
+        module=draft.module,
+        parent=draft.parent,
+        arguments=None if draft.arguments is None else Arguments(args=draft.arguments[0], kwargs=draft.arguments[1]),
+        modes=None if draft.modes is None else _modes(*draft.modes),
+        slots=tuple(map(record_of, draft.slots)),
+        stack=draft.stack,
+        recompute=draft.recompute,
+    )
 
 
 def _modes(autocast: str | None, grad: bool, inference: bool, training: bool | None, deterministic: bool) -> Modes:
@@ -96,7 +108,7 @@ class Outbox:
         self._rank = rank
         self._devices = devices
         self._held: deque[Draft | Callable[[], None]] = deque()
-        self._write_rows: Callable[[Iterable[CallRow]], None] | None = getattr(sink, "write_rows", None)
+        self._write_rows: Callable[[Iterable[CallRow | EncodedRow]], None] | None = getattr(sink, "write_rows", None)
 
     @property
     def num_held(self) -> int:
@@ -156,7 +168,7 @@ class Outbox:
                 self._write_rows(draft.row() for draft in drafts)  # one at a time: thousands at once call the garbage collector
                 return
             for draft in drafts:
-                self._sink.write(draft.record(self._rank))
+                self._sink.write(_record(draft, self._rank))
 
     def drop(self) -> None:
         """Forget what was not written."""

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ulpscope.capture.calls import op_name, written_arguments
+from ulpscope.capture.calls import caller, never_writes, op_name, written_arguments
+from ulpscope.capture.compiled import COMPILED
+from ulpscope.capture.devices import Devices
 from ulpscope.model import Level
 
 __all__ = ["ApiMode", "FunctionMode", "OpMode", "WriteGuard", "remove_mode"]
@@ -24,7 +27,7 @@ class _Recorder(Protocol):
         kwargs: dict[str, Any],
         *,
         level: Level = ...,
-        depth: int = ...,
+        frame: FrameType | None = ...,
         written: frozenset[int | str] = ...,
     ) -> Any: ...
 
@@ -54,38 +57,64 @@ class FunctionMode(TorchFunctionMode):
         return bool(stack) and stack[-1] is self
 
 
-class ApiMode(FunctionMode):
-    """Sees the outermost Python-level torch calls: it is off inside its own handler, so inner calls stay inside."""
+class _Handler:
+    """What is done with a call."""
 
     def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
         self._recorder = recorder
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            return func(*args, **kwargs)
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op = op_name(func)
-        opened = self._recorder.open_call(op, args, kwargs) if op is not None else None
+        opened = self._recorder.open_call(op, args, kwargs, frame=caller(2)) if op is not None else None
         result = func(*args, **kwargs)
         if opened is not None:
             self._recorder.close_call(opened, result)
         return result
 
 
-class WriteGuard(FunctionMode):
-    """Announces every Python-level torch call before it runs, and records none."""
+class _Announcer:
+    """What is done with a call where only those that write are of interest, while `devices` wait to read."""
 
-    def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None]) -> None:
-        super().__init__()
+    def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None], devices: Devices) -> None:
         self._announce = announce
+        self._devices = devices
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._devices.num_pending:
+            op = op_name(func)
+            if op is not None and (kwargs or not never_writes(op)):
+                self._announce(op, args, kwargs)
+        return func(*args, **kwargs)
+
+
+if COMPILED is not None and not TYPE_CHECKING:
+    _Handler, _Announcer = COMPILED.Handler, COMPILED.Announcer
+
+
+class ApiMode(FunctionMode):
+    """Sees the outermost Python-level torch calls: it is off inside its own handler, so inner calls stay inside."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._call = _Handler(recorder).call
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        op = op_name(func) if not torch.compiler.is_compiling() else None
-        if op is not None:
-            self._announce(op, args, kwargs)
-        return func(*args, **kwargs)
+        if torch.compiler.is_compiling():  # the compiler follows this function, and nothing below it
+            return func(*args, **(kwargs or {}))
+        return self._call(func, args, kwargs or {})
+
+
+class WriteGuard(FunctionMode):
+    """Announces Python-level torch calls before they run, while `devices` wait to read what a call may write to, and records none."""
+
+    def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None], devices: Devices) -> None:
+        super().__init__()
+        self._call = _Announcer(announce, devices).call
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        return self._call(func, args, kwargs or {})
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,69 +10,37 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
-import msgspec
 import torch
 
-from ulpscope.capture.backward import BackwardOfCall, edges_of, take_gradients, watch_backward
-from ulpscope.capture.calls import makes_no_values, may_write, never_writes
+from ulpscope.capture.calls import may_write
 from ulpscope.capture.devices import Devices
-from ulpscope.capture.holding import Draft, Outbox
+from ulpscope.capture.holding import Outbox
 from ulpscope.capture.modules import ModuleStack
+from ulpscope.capture.observing import UNNAMED, Observer, OpenCall
 from ulpscope.capture.selection import Selection
-from ulpscope.capture.stacks import StackReader, is_recompute
-from ulpscope.capture.state import ModeRow, mode_row, random_generators
-from ulpscope.capture.tensors import Keep, Taken, TensorReader
-from ulpscope.capture.torch_internals import current_node, graph_task, inside_transform, next_sequence_number, sequence_number
-from ulpscope.capture.walk import Encoded, Found, split_arguments, tensors_in
+from ulpscope.capture.stacks import StackReader
+from ulpscope.capture.state import ModeRow, random_generators
+from ulpscope.capture.taking import Taken
+from ulpscope.capture.tensors import Keep, TensorReader
+from ulpscope.capture.torch_internals import current_node, next_sequence_number, sequence_number
+from ulpscope.capture.walk import Found, tensors_in
 from ulpscope.model import Arguments, CallName, Frame, LedgerEntry, Level, Phase, Sink, Slot
 
 __all__ = ["CallRecorder", "OpenCall"]
 
 _STACK_DEPTH = 12
-_UNNAMED = -1
-_NOTHING: list[Any] = []
 _NO_MODES: ModeRow = (None, True, False, None, False)
 
 
-class OpenCall(msgspec.Struct, gc=False):
-    """A call that has begun and not returned. Its index is `_UNNAMED` until it has a name: a call without tensors may not get one."""
-
-    op: str
-    level: Level
-    phase: Phase
-    module: str
-    parent: str
-    stack: tuple[Frame, ...]
-    recompute: bool
-    modes: ModeRow | None = None
-    arguments: Encoded | None = None
-    index: int = _UNNAMED
-    found: list[Found] = []
-    versions: list[int | None] = []
-    inputs: list[Taken] = []
-    edges: Any = None
-    written: frozenset[int | str] = frozenset()
-
-    @property
-    def name(self) -> str | None:
-        return f"{self.op}.{self.index}" if self.index != _UNNAMED else None
-
-    def let_go(self) -> None:
-        """Keep what identifies the call, and neither tensors nor graph nodes: the backward side outlives it."""
-        self.found = self.inputs = self.versions = _NOTHING
-        self.edges = self.arguments = None
-
-
-class CallRecorder:
+class CallRecorder(Observer):
     """Names calls, reads their tensors and writes their records; one for each session.
 
-    `guard` wraps a hook so that its failure never reaches the autograd engine. `boundary` is the code of the function that stands around
-    every call of a module. With `is_patient`, tensors on a device are read some calls later, which takes that whoever may write to one is
-    announced (`before`); without, at once.
+    `session` gives the session, while it lives: hooks ask it whether they are still wanted, and tell it what failed. `boundary` is the code
+    of the function that stands around every call of a module. With `is_patient`, tensors on a device are read some calls later, which takes
+    that whoever may write to one is announced (`before`); without, at once.
     """
 
     def __init__(
@@ -83,11 +51,13 @@ class CallRecorder:
         keep: Keep,
         selection: Selection,
         modules: ModuleStack,
-        guard: Callable[[Callable[..., None]], Callable[..., None]],
+        session: Callable[[], Any],
         boundary: CodeType | None = None,
         is_patient: bool = False,
         devices: Devices | None = None,
     ) -> None:
+        super().__init__()
+        self.session = session
         self._sink_lock = contextlib.nullcontext() if getattr(sink, "is_thread_safe", False) else threading.RLock()
         store = self._store if keep == "tensors" else None
         self._devices = devices or Devices(
@@ -96,6 +66,7 @@ class CallRecorder:
         self.tensors = TensorReader(keep, self._store, self._devices, keeps_views=getattr(sink, "keeps_views", False))
         self._sink = sink
         self._keeps_tensors = keep == "tensors"
+        self.takes_rows = hasattr(sink, "write_rows")
         self._outbox = Outbox(sink, rank, self._devices, self._sink_lock)
         self._selection = selection
         self._modules = modules
@@ -103,10 +74,11 @@ class CallRecorder:
         self._stacks = StackReader(_STACK_DEPTH, boundary=boundary, running=modules.all_running)
         self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
         self._local = threading.local()
-        self.begun: dict[BackwardOfCall, None] = {}
+        self.begun = {}
         self.num_functions = 0
         """How many autograd.Functions of the user's are running."""
-        self.on_gradients = guard(take_gradients)
+        self._wants_forward = selection.wants_phase("forward")
+        self._wants_backward = selection.wants_phase("backward")
         self.begin_step(0)
 
     def _complain(self, what: str, why: str) -> None:
@@ -122,7 +94,7 @@ class CallRecorder:
             self._order = 0
             self.has_written = False
             self._counts: dict[str, int] = defaultdict(int)
-            self._indices: dict[tuple[str, str], list[int]] = defaultdict(list)
+            self._indices: dict[tuple[str, str], int | list[int]] = {}
             self._recomputed: dict[tuple[str, str], int] = defaultdict(int)
             self._makers: dict[int, tuple[str, tuple[Frame, ...]]] = {}
             self.tensors.forget()
@@ -164,6 +136,10 @@ class CallRecorder:
                 self._devices.close()
 
     @property
+    def devices(self) -> Devices:
+        return self._devices
+
+    @property
     def has_devices(self) -> bool:
         """Whether tensors of an accelerator were seen."""
         return self._devices.has_any
@@ -199,60 +175,9 @@ class CallRecorder:
         for _, tensor in tensors_in(arguments, "input"):
             self.tensors.forget_storage(tensor)
 
-    def open(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], level: Level, frame: FrameType | None = None) -> OpenCall | None:
-        """Take down what is known before a call; None where it is not recorded. `frame` is where the call stands, if that is known."""
-        opened = self._open(op, args, kwargs, level, frame)
-        if self._devices.num_pending and level != "module" and may_write(op, args, kwargs):  # of a module each call inside is announced
-            self.read_all()
-        return opened
-
-    def _open(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], level: Level, frame: FrameType | None) -> OpenCall | None:
-        in_backward = graph_task() != -1
-        recompute = in_backward and is_recompute()
-        if in_backward and not recompute and level != "op":
-            return None
-        self.begin_writing()
-        module, stack, phase = self._where(level, in_backward and not recompute, frame)
-        opened = OpenCall(op, level, phase, module, self._parent(), stack, recompute)
-        opened.arguments, found = split_arguments(args, kwargs)
-        opened.found = found
-        opened.modes = mode_row(found, self._modules.running)
-        if found:
-            opened.index = self._index(op, module, recompute)
-            if self._picks_calls and not self._selection.wants_call(module, CallName(op, opened.index)):
-                return None
-        opened.versions = [None if tensor.is_inference() else tensor._version for _, tensor in found]
-        if self._selection.wants_phase(phase):
-            opened.inputs = self.take(found)
-        if torch.is_grad_enabled() and level != "op" and not inside_transform():
-            opened.edges = edges_of(found)
-        return opened
-
-    def close(self, opened: OpenCall, result: Any) -> None:
-        """Take down what a call returned."""
-        results = tensors_in(result, "output")
-        if opened.index == _UNNAMED and not self._name_late(opened, results):
-            return
-        mutated = self._mutated(opened, results)
-        is_undefined = makes_no_values(opened.op)
-        if is_undefined:
-            for _, tensor in results:
-                self.tensors.mark_undefined(tensor)
-        if self._selection.wants_phase(opened.phase):
-            slots = opened.inputs + self.take(results, is_undefined=is_undefined)
-            if mutated:
-                slots += self.take(mutated)
-            self._write(opened, opened.phase, slots, opened.arguments)
-        edges = opened.edges
-        opened.let_go()
-        if edges is not None and self._selection.wants_phase("backward"):
-            watch_backward(BackwardOfCall(self, opened), edges, results + mutated)
-        if self.num_functions and self._devices.num_pending and not never_writes(opened.op):
-            self.read_all()  # where the Function says that it wrote to a tensor, the version rises again after the write
-
     def close_collective(self, opened: OpenCall, result: Any) -> None:
         """Collectives write into their arguments without telling autograd; an asynchronous one has not written yet."""
-        if opened.index == _UNNAMED:
+        if opened.index == UNNAMED:
             return
         for _, tensor in opened.found:
             self.tensors.forget_storage(tensor)
@@ -271,17 +196,6 @@ class CallRecorder:
             state.index, state.modes = self._counts[op], _NO_MODES
             self._counts[op] += 1
             self._write(state, phase, slots, None if arguments is None else (arguments.args, arguments.kwargs))
-
-    def take(self, found: list[Found], *, is_undefined: bool = False) -> list[Taken]:
-        """Take down tensors; their values may come later."""
-        if self._picks_slots:
-            found = [(slot, tensor) for slot, tensor in found if self._selection.wants_slot(slot)]
-        take = self.tensors.take
-        with self.lock:
-            taken = [take(slot, tensor, is_undefined=is_undefined) for slot, tensor in found]
-            if not self.is_patient and self._devices.num_pending:
-                self._devices.flush()
-        return taken
 
     def enter_parent(self, name: str) -> None:
         """Calls from here on stand inside the call of that name."""
@@ -317,79 +231,25 @@ class CallRecorder:
         if not results:
             return False
         opened.index = self._index(opened.op, opened.module, opened.recompute)
-        return not self._picks_calls or self._selection.wants_call(opened.module, CallName(opened.op, opened.index))
+        return not self._picks_calls or self._wants_call(opened.module, opened.op, opened.index)
+
+    def _wants_call(self, module: str, op: str, index: int) -> bool:
+        return self._selection.wants_call(module, CallName(op, index))
 
     def _index(self, op: str, module: str, recompute: bool) -> int:
         """A recomputed call has the name of the call that it repeats."""
-        known = self._indices[module, op]
+        key = (module, op)
+        known = self._indices.get(key)
         if recompute:
-            position = self._recomputed[module, op]
-            self._recomputed[module, op] += 1
-            if position < len(known):
-                return known[position]
+            position = self._recomputed[key]
+            self._recomputed[key] += 1
+            indices = known if isinstance(known, list) else [] if known is None else [known]
+            if position < len(indices):
+                return indices[position]
         index = self._counts[op]
         self._counts[op] += 1
-        known.append(index)
+        if isinstance(known, list):
+            known.append(index)
+        else:  # most names come once in a module: thousands of lists of one number would be a burden
+            self._indices[key] = index if known is None else [known, index]
         return index
-
-    def _mutated(self, opened: OpenCall, results: list[Found]) -> list[Found]:
-        """The arguments that the call wrote to and did not return, as results of their own."""
-        mutated: list[Found] = []
-        returned: set[int] | None = None
-        for (slot, tensor), version in zip(opened.found, opened.versions, strict=True):
-            is_written = bool(opened.written) and slot.path[0] in opened.written
-            if is_written or (version is not None and tensor._version != version):
-                self.tensors.forget_storage(tensor)
-                if returned is None:
-                    returned = {id(result) for _, result in results}
-                if id(tensor) not in returned:
-                    returned.add(id(tensor))
-                    mutated.append((Slot("mutated", slot.path), tensor))
-        return mutated
-
-    # ---- what the backward sides of calls need
-
-    def read(self, slot: Slot, tensor: torch.Tensor) -> Taken:
-        with self.lock:
-            taken = self.tensors.take(slot, tensor)
-            if not self.is_patient and self._devices.num_pending:
-                self._devices.flush()
-            return taken
-
-    def finish_pass(self, call: OpenCall, inputs: list[Taken], outputs: list[Taken]) -> None:
-        self.begin_writing()
-        slots = (sorted(inputs, key=_text) if len(inputs) > 1 else inputs) + (sorted(outputs, key=_text) if len(outputs) > 1 else outputs)
-        if self._picks_slots:
-            slots = [taken for taken in slots if self._selection.wants_slot(taken.slot)]
-        self._write(call, "backward", slots)
-
-    def _write(self, call: OpenCall, phase: Phase, slots: list[Taken], arguments: Encoded | None = None) -> None:
-        with self.lock:
-            order = self._order
-            self._order += 1
-            self._outbox.write(
-                Draft(
-                    self._step,
-                    order,
-                    call.op,
-                    call.index,
-                    phase,
-                    call.level,
-                    call.module,
-                    call.parent,
-                    arguments,
-                    call.modes,
-                    slots,
-                    call.stack,
-                    call.recompute,
-                )
-            )
-
-
-@lru_cache(maxsize=8192)
-def _text_of(slot: Slot) -> str:
-    return str(slot)
-
-
-def _text(taken: Taken) -> str:
-    return _text_of(taken.slot)

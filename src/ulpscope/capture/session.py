@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -67,7 +68,7 @@ class CaptureSession(Session):
             keep=keep,
             selection=self._selection,
             modules=self._modules,
-            guard=self._guard,
+            session=weakref.ref(self),
             boundary=CaptureSession._around_module.__code__,
             is_patient=level in ("api", "both"),
         )
@@ -80,7 +81,7 @@ class CaptureSession(Session):
         super()._install()
         self._patches.single_functions(self._functions, self._around_single)
         if self._level == "module":
-            self._write_guard = WriteGuard(self._announce)
+            self._write_guard = WriteGuard(self._announce, self._recorder.devices)
         lend_torch_threads()
 
     def _new_mode(self) -> FunctionMode | OpMode | None:
@@ -138,16 +139,11 @@ class CaptureSession(Session):
             self._is_recording = False
         return result
 
-    def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
-        """A hook that does nothing once capture is over, and whose failure stays here."""
-        session = weakref.ref(self)
-
-        def hook(*args: Any) -> None:
-            alive = session()
-            if alive is not None and alive._is_active and alive._is_recording:
-                alive._safely("record a backward call", function, *args)
-
-        return hook
+    def failed(self, what: str, error: Exception) -> None:
+        """Write down what a hook could not do."""
+        self._safety.failed(what, error)
+        if self._safety.is_broken:
+            self._is_recording = False
 
     # ---- calls
 
@@ -158,7 +154,7 @@ class CaptureSession(Session):
         kwargs: dict[str, Any],
         *,
         level: Level = "api",
-        depth: int = 2,
+        frame: FrameType | None = None,
         written: frozenset[int | str] = frozenset(),
     ) -> OpenCall | None:
         """Take down what is known before a call; None where it is not recorded.
@@ -172,7 +168,8 @@ class CaptureSession(Session):
         if level == "api" and writes_silently(op):
             written |= {0}
             self._safely(f"forget what {op} overwrites", self._recorder.forget_all, args[:1])
-        frame = caller(depth) if level == "api" else None
+        if frame is None and level == "api":
+            frame = caller(2)
         if frame is not None and is_own_business(frame):
             self._announce(op, args, kwargs)
             return None

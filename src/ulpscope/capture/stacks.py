@@ -24,7 +24,7 @@ _FOREIGN = (str(Path(torch.__file__).parent) + "/", str(Path(threading.__file__)
 _RUNPY = "runpy.py"
 _CHECKPOINT = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
 _MOST_STACKS = 20_000
-_FOREIGNERS, _USERS, _BOUNDARY, _END = range(4)
+_FOREIGNERS, USERS, BOUNDARY, END = range(4)
 
 
 class Running(Protocol):
@@ -51,7 +51,7 @@ class Stack:
         self.frames = frames
 
 
-_EMPTY = Stack((), ())
+EMPTY = Stack((), ())
 
 
 class StackReader:
@@ -87,17 +87,17 @@ class StackReader:
                 return self._joined(key, codes, module.stack)
             known = kinds.get(id(code))
             kind = known[0] if known is not None else self._classify(code)
-            if kind == _USERS:
+            if kind == USERS:
                 key += (id(code), frame.f_lasti)
                 codes.append(code)
                 last = id(frame)
-            elif kind == _BOUNDARY and module is not None:
+            elif kind == BOUNDARY and module is not None:
                 module.inside = last if codes and module.runs(codes[-1]) else 0
                 return self._joined(key, codes, self._above_module(frame.f_back, running, innermost))
-            elif kind == _END:
+            elif kind == END:
                 break
             frame = frame.f_back
-        return self._joined(key, codes, _EMPTY)
+        return self._joined(key, codes, EMPTY)
 
     def _above_module(self, caller: FrameType | None, running: Sequence[Running], number: int) -> Stack:
         """The stack above a running module: as remembered, where it is still the call of which that was remembered."""
@@ -125,11 +125,11 @@ class StackReader:
         file = code.co_filename
         ours = file.startswith(_OURS) and not file.startswith(_DEMO)
         if code is self._boundary:
-            kind = _BOUNDARY
+            kind = BOUNDARY
         elif file == _RUNNER:  # above stands only the command line
-            kind = _END
+            kind = END
         else:
-            kind = _FOREIGNERS if ours or file.startswith(_FOREIGN) or file.endswith(_RUNPY) else _USERS
+            kind = _FOREIGNERS if ours or file.startswith(_FOREIGN) or file.endswith(_RUNPY) else USERS
         self._kinds[id(code)] = (kind, code)
         return kind
 

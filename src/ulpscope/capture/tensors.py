@@ -14,11 +14,11 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, Literal, TypeAlias
 
-import msgspec
 import torch
 from torch.nn.parameter import is_lazy
 
 from ulpscope.capture.devices import Devices
+from ulpscope.capture.taking import MOST_STORAGES, PLAIN, Taken, Taking, unlink
 from ulpscope.capture.torch_internals import blind, free_weak_reference, is_fake, is_traced, storage_identity, weak_reference
 from ulpscope.capture.values import Form, Kept, SummaryRow, Values, view_of
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
@@ -28,18 +28,7 @@ __all__ = ["Keep", "Taken", "TensorReader", "record_of", "row_of"]
 
 Keep: TypeAlias = Literal["fingerprint", "statistics", "tensors"]
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_MOST_STORAGES = 50_000
 _UNDEFINED = "uninitialised memory: values are not read"
-
-
-class Taken(msgspec.Struct, gc=False):
-    """One tensor in one slot of a call."""
-
-    slot: Slot
-    form: Form
-    values: Values
-    requires_grad: bool
 
 
 def row_of(taken: Taken) -> tuple[Any, ...]:
@@ -76,7 +65,7 @@ def record_of(taken: Taken) -> TensorRecord:
     )
 
 
-class TensorReader:
+class TensorReader(Taking):
     """Reads tensors and remembers, within a step, what it has read. Without `devices` everything is read at once, by the host.
 
     With `keeps_views`, the store can be told that a tensor is a view of bytes that it holds.
@@ -90,19 +79,18 @@ class TensorReader:
         *,
         keeps_views: bool = False,
     ) -> None:
+        super().__init__()
         self._keep = keep
         self._store = store
         self._devices = devices
         self._keeps_views = keeps_views
-        self._seen: dict[int, Values] = {}
-        self._references: list[int] = []
-        self._forms: dict[Any, Form] = {}
 
     def __del__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
         """Forget every tensor, as at the end of a step: values may change unseen while nothing is recorded."""
+        unlink(self._seen.values())
         self._seen.clear()
         references, self._references = self._references, []
         for reference in references:
@@ -110,12 +98,12 @@ class TensorReader:
 
     def forget_storage(self, tensor: torch.Tensor) -> None:
         """Forget all views of a storage that was written to, also through an alias with a version of its own."""
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
-            self._seen.pop(storage_identity(tensor), None)
+        if type(tensor) in PLAIN and tensor.layout is torch.strided:
+            unlink([self._seen.pop(storage_identity(tensor), None)])
 
     def mark_undefined(self, tensor: torch.Tensor) -> None:
         """Take the values of a tensor for undefined until somebody writes to it."""
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_inference():
+        if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_inference():
             return
         form = self._form(tensor)
         if form.note:  # a meta tensor has no values to be undefined
@@ -132,38 +120,6 @@ class TensorReader:
     def record(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> TensorRecord:
         """Describe one tensor. Call it where no function mode is active."""
         return record_of(self.take(slot, tensor, is_undefined=is_undefined))
-
-    def take(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> Taken:
-        """Take down one tensor; its values may come later. Call it where no function mode is active."""
-        if type(tensor) not in _PLAIN or is_undefined:
-            return self._look(slot, tensor, is_undefined)
-        try:
-            storage = tensor.untyped_storage()
-            known = values = self._seen.get(storage._cdata)
-            version, address = tensor._version, tensor.data_ptr()
-            key = (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-        except RuntimeError:  # no memory, no version or no shape: a rare kind
-            return self._look(slot, tensor, is_undefined)
-        form = self._forms[key] if key in self._forms else self._form(tensor)
-        mirrors = tensor.is_neg() + 2 * tensor.is_conj() if form.is_complex else tensor.is_neg()
-        while values is not None:
-            if values.form is form and values.address == address and values.version == version and values.mirrors == mirrors:
-                return Taken(slot, form, values, tensor.requires_grad)
-            values = values.next
-        if not address or form.note:
-            return self._look(slot, tensor, is_undefined)
-        if form.take_aligned is not None and not mirrors and not address & 7:
-            values = form.take_aligned(tensor, form, address)
-        if values is None:
-            base = self._base(known, version, address, form) if self._keeps_views and known is not None and not mirrors else None
-            values = self._read(tensor, form, base)
-        values.version, values.address, values.form, values.mirrors, values.next = version, address, form, mirrors, known
-        if known is None:
-            if len(self._seen) >= _MOST_STORAGES:
-                self.forget()
-            self._references.append(storage._weak_ref())  # type: ignore[arg-type]
-        self._seen[storage._cdata] = values
-        return Taken(slot, form, values, tensor.requires_grad)
 
     @staticmethod
     def _base(known: Values | None, version: int, address: int, form: Form) -> Kept | None:
@@ -185,7 +141,7 @@ class TensorReader:
 
     def _look(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool) -> Taken:
         """The same for what is rare."""
-        is_plain = type(tensor) in _PLAIN
+        is_plain = type(tensor) in PLAIN
         if not is_plain and is_lazy(tensor):
             form = self._bare_form(tensor, "a lazy parameter that has no shape yet")
             return Taken(slot, form, Values(note=form.note), False)
@@ -208,12 +164,12 @@ class TensorReader:
 
     def _form(self, tensor: torch.Tensor) -> Form:
         strides = tensor.stride() if tensor.layout is torch.strided else None
-        if type(tensor) not in _PLAIN:
+        if type(tensor) not in PLAIN:
             return self._new_form(tensor, strides)
         key = (tensor.dtype, tensor.shape, strides, tensor.device) if strides is not None else (tensor.dtype, tensor.shape, tensor.layout)
         form = self._forms.get(key)
         if form is None:
-            if len(self._forms) >= _MOST_STORAGES:
+            if len(self._forms) >= MOST_STORAGES:
                 self._forms.clear()
             form = self._forms[key] = self._new_form(tensor, strides)
         return form
@@ -226,7 +182,7 @@ class TensorReader:
             form.note = f"layout {tensor.layout}: values are not read"
         elif dtype not in DTYPES:
             form.note = f"dtype {dtype}: values are not read"
-        elif tensor.device.type == "meta" and type(tensor) in _PLAIN:
+        elif tensor.device.type == "meta" and type(tensor) in PLAIN:
             form.note = "meta tensor: it has no values"
         else:
             form.size = tensor.element_size()
@@ -277,14 +233,14 @@ class TensorReader:
 
     def _store_bytes(self, tensor: torch.Tensor, form: Form, values: Values, base: Kept | None, address: int, size_bytes: int) -> None:
         """Store a tensor whose values, in order, are found at `address`; or its memory, of which it is a view."""
-        own = _address(tensor) if self._keeps_views and type(tensor) in _PLAIN else 0
+        own = _address(tensor) if self._keeps_views and type(tensor) in PLAIN else 0
         if base is not None:
             values.kept = base
         elif own and form.is_on_host and not form.is_contiguous and form.is_dense and not (tensor.is_conj() or tensor.is_neg()):
             values.kept = Kept(own, size_bytes, self._store(form.dtype, (size_bytes // form.size,), _buffer(own, size_bytes)))
         else:
             is_memory = own != 0 and form.is_contiguous and not (tensor.is_conj() or tensor.is_neg())
-            shape = form.shape if type(tensor) in _PLAIN else tuple(tensor.shape)
+            shape = form.shape if type(tensor) in PLAIN else tuple(tensor.shape)
             key = self._store(form.dtype, shape, _buffer(address, size_bytes))
             values.kept = Kept(own, size_bytes if is_memory else -1, key)
             return
@@ -308,7 +264,7 @@ def _summary_row(summary: Summary) -> SummaryRow:
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """The same values, contiguous in the memory of the CPU; the tensor itself where it is that already."""
-    if type(tensor) in _PLAIN and tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    if type(tensor) in PLAIN and tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     with blind():
         return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()

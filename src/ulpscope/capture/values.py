@@ -8,12 +8,13 @@ refers to another in a circle.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ulpscope.capture.compiled import COMPILED
 from ulpscope.model import Summary, view_content
 
 __all__ = ["LOST", "NOT_KEPT", "Form", "Kept", "SummaryRow", "Values", "View", "settle_rows", "view_of"]
@@ -110,6 +111,10 @@ class Values(msgspec.Struct, gc=False):
         return None if self.summary is None else Summary(*self.summary)
 
 
+if COMPILED is not None and not TYPE_CHECKING:
+    Form, Values = COMPILED.Form, COMPILED.Values
+
+
 def view_of(form: Form, offset: int, num_bytes: int) -> View:
     """How a tensor looks at memory that begins `offset` elements before it and holds `num_bytes`."""
     consists_of_it = form.is_contiguous and offset == 0 and form.extent == num_bytes
@@ -118,6 +123,9 @@ def view_of(form: Form, offset: int, num_bytes: int) -> View:
 
 def settle_rows(rows: npt.NDArray[np.int64], numels: list[int], owners: list[Values], *, statistics: bool) -> None:
     """Hand rows of results, as they came from a device, to the values that wait for them."""
+    if COMPILED is not None:
+        COMPILED.settle_rows(rows, numels, owners, statistics)
+        return
     text = rows[:, 1::-1].astype(">i8").tobytes().hex()
     for number, values in enumerate(owners):
         values.fingerprint = "u1:" + text[32 * number : 32 * number + 32]

@@ -13,7 +13,18 @@ import torch
 
 from ulpscope.model import Arguments, Role, Slot
 
-__all__ = ["Encoded", "Found", "encode_arguments", "split_arguments", "tensors_in"]
+__all__ = [
+    "READY_INPUTS",
+    "Encoded",
+    "Found",
+    "encode_arguments",
+    "encode_value",
+    "renamed",
+    "slot_and_mark",
+    "slot_text",
+    "split_arguments",
+    "tensors_in",
+]
 
 Found = tuple[Slot, torch.Tensor]
 Encoded = tuple[tuple[Any, ...], dict[str, Any] | None]
@@ -40,36 +51,36 @@ def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Enco
     for index, value in enumerate(args):
         kind = type(value)
         if kind in _PLAIN_TENSORS and index < _NUM_READY:
-            slot, mark = _READY_INPUTS[index]
+            slot, mark = READY_INPUTS[index]
             found.append((slot, value))
             encoded.append(mark)
         elif kind in _PLAIN_VALUES or (kind is int and -(2**63) <= value < 2**63):
             encoded.append(value)
         else:
-            encoded.append(_encode(value, (index,), "input", found))
-    named = {name: _encode(value, (name,), "input", found) for name, value in kwargs.items()} if kwargs else None
+            encoded.append(encode_value(value, (index,), "input", found))
+    named = {name: encode_value(value, (name,), "input", found) for name, value in kwargs.items()} if kwargs else None
     return (tuple(encoded), named), found
 
 
 def tensors_in(value: Any, role: Role) -> list[Found]:
     """The tensors of a result; a lone tensor is item 0."""
     if type(value) in _PLAIN_TENSORS:
-        return [(_slot(role, (0,))[0], value)]
+        return [(slot_and_mark(role, (0,))[0], value)]
     found: list[Found] = []
     if isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
-            _encode(item, (index,), role, found)
+            encode_value(item, (index,), role, found)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _encode(item, (key if isinstance(key, int) else str(key),), role, found)
+            encode_value(item, (key if isinstance(key, int) else str(key),), role, found)
     else:
-        _encode(value, (0,), role, found)
+        encode_value(value, (0,), role, found)
     return found
 
 
-def _encode(value: Any, path: tuple[int | str, ...], role: Role, found: list[Found]) -> Any:
+def encode_value(value: Any, path: tuple[int | str, ...], role: Role, found: list[Found]) -> Any:
     if isinstance(value, torch.Tensor):
-        slot, mark = _slot(role, path)
+        slot, mark = slot_and_mark(role, path)
         found.append((slot, value))
         return mark
     if value is None or isinstance(value, (bool, float, str)):
@@ -83,22 +94,35 @@ def _encode(value: Any, path: tuple[int | str, ...], role: Role, found: list[Fou
     if isinstance(value, torch.Size):
         return {"$size": [int(size) for size in value]}
     if isinstance(value, (tuple, list)):
-        items = [_encode(item, (*path, index), role, found) for index, item in enumerate(value[:_LONGEST_CONTAINER])]
+        items = [encode_value(item, (*path, index), role, found) for index, item in enumerate(value[:_LONGEST_CONTAINER])]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
-        return {str(key): _encode(item, (*path, key if isinstance(key, int) else str(key)), role, found) for key, item in value.items()}
+        return {
+            str(key): encode_value(item, (*path, key if isinstance(key, int) else str(key)), role, found) for key, item in value.items()
+        }
     return _encode_object(value, path, role, found)
 
 
 @functools.lru_cache(maxsize=4096)
-def _slot(role: Role, path: tuple[int | str, ...]) -> tuple[Slot, dict[str, str]]:
+def slot_and_mark(role: Role, path: tuple[int | str, ...]) -> tuple[Slot, dict[str, str]]:
     """A slot, and what stands for its tensor among the arguments."""
     slot = Slot(role, path)
     return slot, {"$tensor": str(slot)}
 
 
+@functools.lru_cache(maxsize=4096)
+def renamed(role: Role, slot: Slot) -> Slot:
+    """The slot of the same path in another role."""
+    return Slot(role, slot.path)
+
+
+@functools.lru_cache(maxsize=8192)
+def slot_text(slot: Slot) -> str:
+    return str(slot)
+
+
 _NUM_READY = 16
-_READY_INPUTS = [_slot("input", (index,)) for index in range(_NUM_READY)]
+READY_INPUTS = [slot_and_mark("input", (index,)) for index in range(_NUM_READY)]
 
 
 def _encode_object(value: Any, path: tuple[int | str, ...], role: Role, found: list[Found]) -> Any:
@@ -113,7 +137,7 @@ def _encode_object(value: Any, path: tuple[int | str, ...], role: Role, found: l
     if isinstance(value, slice):
         return {
             "$slice": [
-                _encode(part, (*path, name), role, found) for name, part in zip(("start", "stop", "step"), _parts(value), strict=True)
+                encode_value(part, (*path, name), role, found) for name, part in zip(("start", "stop", "step"), _parts(value), strict=True)
             ]
         }
     if value is Ellipsis:
@@ -122,7 +146,8 @@ def _encode_object(value: Any, path: tuple[int | str, ...], role: Role, found: l
         return {"$complex": [value.real, value.imag]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            field.name: _encode(getattr(value, field.name, None), (*path, field.name), role, found) for field in dataclasses.fields(value)
+            field.name: encode_value(getattr(value, field.name, None), (*path, field.name), role, found)
+            for field in dataclasses.fields(value)
         }
     return {"$object": _type_name(value), "repr": _short_repr(value)}
 

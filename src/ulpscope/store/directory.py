@@ -25,7 +25,8 @@ import msgspec
 import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
-from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, Frame, LedgerEntry, RunInfo, TensorData
+from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, EncodedRow, Frame, LedgerEntry, RunInfo, TensorData
+from ulpscope.numerics.kept import Kept
 from ulpscope.store.frames import (
     FILE_MODE,
     FOLDER_MODE,
@@ -201,7 +202,7 @@ class DirectorySink:
     def write(self, record: CallRecord) -> None:
         self._open_step().write(record)
 
-    def write_rows(self, rows: Iterable[CallRow]) -> None:
+    def write_rows(self, rows: Iterable[CallRow | EncodedRow]) -> None:
         """Append records given as rows, in one go."""
         self._open_step().write_rows(rows)
 
@@ -298,7 +299,7 @@ class _OpenStep:
         self._records.append(encode_call(record, stack))
         self._num_records += 1
 
-    def write_rows(self, rows: Iterable[CallRow]) -> None:
+    def write_rows(self, rows: Iterable[CallRow | EncodedRow]) -> None:
         frames = [encode_row(row, self._number(row.stack) if row.stack else None) for row in rows]
         self._records.append(b"".join(frames) if len(frames) > 1 else frames[0])
         self._num_records += len(frames)
@@ -415,13 +416,23 @@ class DirectoryRun:
         return _read_records(folder / RECORDS, rank, step, self._stacks)
 
     def tensor(self, rank: int, step: int, content: str) -> TensorData:
+        return self._index(rank, step).tensor(content)
+
+    def kept(self, rank: int, step: int, content: str) -> Kept | None:
+        """Where a tensor lies, for somebody else to read and to verify; None where something is wrong, which `tensor` tells."""
+        try:
+            return self._index(rank, step).kept(content)
+        except (InputError, OSError):
+            return None
+
+    def _index(self, rank: int, step: int) -> ShardIndex:
         index = self._indexes.get((rank, step))
         if index is None:
             index = ShardIndex(self._step_folder(rank, step))
             if len(self._indexes) >= OPEN_INDEXES:
                 self._indexes.pop(next(iter(self._indexes)))
             self._indexes[rank, step] = index
-        return index.tensor(content)
+        return index
 
     def ledger(self, rank: int) -> tuple[LedgerEntry, ...]:
         return read_ledger(self._path / _rank_name(rank) / LEDGER)

@@ -20,7 +20,20 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 
 from ulpscope.errors import DamagedRunError, InputError, NewerFormatError
-from ulpscope.model import FORMAT_VERSION, Arguments, CallName, CallRecord, CallRow, Frame, Level, Modes, Phase, Role, TensorRecord
+from ulpscope.model import (
+    FORMAT_VERSION,
+    Arguments,
+    CallName,
+    CallRecord,
+    CallRow,
+    EncodedRow,
+    Frame,
+    Level,
+    Modes,
+    Phase,
+    Role,
+    TensorRecord,
+)
 
 __all__ = [
     "FILE_MODE",
@@ -61,6 +74,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _HEAD = struct.Struct("<II")
 _END_BODY = struct.Struct(">BBBIBI")
 _END_SIZE = _HEAD.size + _END_BODY.size
+_CALL_FRAME = b"\x9d\x02"  # an array of thirteen, the first of which is the kind of a CallFrame
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -204,7 +218,9 @@ def encode_call(record: CallRecord, stack: int | None) -> bytes:
     )
 
 
-def encode_row(row: CallRow, stack: int | None) -> bytes:
+def encode_row(row: CallRow | EncodedRow, stack: int | None) -> bytes:
+    if isinstance(row, EncodedRow):
+        return _frame(b"".join((_CALL_FRAME, row.fields, _encode(stack), b"\xc3" if row.recompute else b"\xc2")))
     return _frame(_encode((2, *row[:10], stack, row.recompute)))
 
 
