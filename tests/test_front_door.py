@@ -127,7 +127,8 @@ def own_files() -> Iterator[Path]:
     for folder in (".ci", "bench", "design", "docs", "src", "tests", "web"):
         for path in (ROOT / folder).rglob("*"):
             parts = set(path.relative_to(ROOT).parts)
-            if path.is_file() and not parts & skipped and path.suffix != ".so" and ".egg-info" not in str(path):
+            is_built = path.suffix == ".so" or (path.with_suffix(".pyx").exists() and path.suffix == ".c")
+            if path.is_file() and not parts & skipped and not is_built and ".egg-info" not in str(path):
                 yield path
 
 
@@ -136,7 +137,7 @@ def named(path: Path) -> str:
 
 
 def test_every_source_file_begins_with_its_licence() -> None:
-    sources = {".py", ".c", ".h", ".js", ".mjs", ".ts", ".svelte", ".css", ".sh"}
+    sources = {".py", ".pyx", ".c", ".h", ".js", ".mjs", ".ts", ".svelte", ".css", ".sh"}
     files = [path for path in own_files() if path.suffix in sources or path.name in ("Makefile", "run")]
     assert len(files) > 20
     lacking = [named(path) for path in files if path.stat().st_size and "SPDX-License-Identifier: Apache-2.0" not in path.read_text()[:200]]

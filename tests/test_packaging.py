@@ -107,12 +107,13 @@ def test_the_core_is_what_the_project_names() -> None:
     assert tuple(re.split(r"[^\w-]", each)[0] for each in json.loads(line[1])) == CORE
 
 
-def test_the_wheel_holds_the_kernel_exactly_where_it_can_be_compiled(wheel: Path) -> None:
-    """It is optional, so a kernel that stopped compiling would go unnoticed otherwise."""
+def test_the_wheel_holds_what_is_compiled_exactly_where_it_can_be(wheel: Path) -> None:
+    """It is optional, so what stopped compiling would go unnoticed otherwise."""
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     can_compile = shutil.which(compiler.split()[0]) is not None
     names = zipfile.ZipFile(wheel).namelist()
-    assert any(re.search(r"numerics/_kernel\..*(so|pyd)$", name) for name in names) == can_compile
+    for file in ("numerics/_kernel", "capture/_compiled"):
+        assert any(re.search(rf"{file}\..*(so|pyd)$", name) for name in names) == can_compile
 
 
 def test_the_demo_runs_from_the_wheel_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:

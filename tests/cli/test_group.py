@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import ulpscope
+from ulpscope.capture.compiled import COMPILED
 from ulpscope.cli import cli
 from ulpscope.errors import MissingDependencyError, NotARunError
 from ulpscope.numerics.kernel import kernel_name
@@ -130,7 +131,8 @@ def test_help_names_every_command_without_importing_one() -> None:
 
 def test_version() -> None:
     result = CliRunner().invoke(cli, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"ulpscope {ulpscope.__version__} ({kernel_name()})\n")
+    recorder = "compiled recorder" if COMPILED is not None else "recorder in Python"
+    assert (result.exit_code, result.stdout) == (0, f"ulpscope {ulpscope.__version__} ({kernel_name()}; {recorder})\n")
 
 
 @pytest.mark.parametrize(

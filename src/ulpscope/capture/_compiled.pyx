@@ -827,8 +827,7 @@ cdef class BackwardOfCall:
             current.sums = {}
         earlier = current.sums.pop(place, None)
         if gradient is not None:
-            with _blind():
-                earlier = gradient.detach().clone() if earlier is None else earlier + gradient.detach()
+            earlier = _sum(earlier, gradient)
         if earlier is None:
             return 0
         if left:
@@ -858,6 +857,15 @@ cdef class BackwardOfCall:
         if current.inputs or current.outputs:
             self.writer.finish_pass(self.call, current.inputs, current.outputs)
         return 0
+
+
+cdef object _sum(object earlier, object gradient):
+    """A gradient added to what came before, unseen and without a graph."""
+    if _num_dispatch_modes() or _transforms() is not None:
+        with _blind():
+            return gradient.detach().clone() if earlier is None else earlier + gradient.detach()
+    gradient = _detach(gradient)
+    return _clone(gradient) if earlier is None else _add(earlier, gradient)
 
 
 cdef object _as_view(object gradient, object through):
@@ -1239,6 +1247,19 @@ cdef bytes _encoded_modes(tuple modes):
     return <bytes>known
 
 
+cdef dict _readers = {}
+
+
+cdef bint _is_reader(str op) except -1:
+    """Whether no call of that name writes to memory that it is given, unless a keyword argument says so."""
+    known = _readers.get(op)
+    if known is None:
+        if len(_readers) >= 8192:
+            _readers.clear()
+        known = _readers[op] = _never_writes(op)
+    return <bint>known
+
+
 cdef class Observer:
     """From a call to its record, the common way; the rest is `CallRecorder`'s."""
 
@@ -1269,8 +1290,8 @@ cdef class Observer:
     cpdef open(self, str op, tuple args, dict kwargs, str level, frame=None):
         """Take down what is known before a call; None where it is not recorded. `frame` is where the call stands, if that is known."""
         opened = self._open(op, args, kwargs, level, frame)
-        if self._devices.num_pending and level != "module" and _may_write(op, args, kwargs):  # of a module each call inside is announced
-            self.read_all()
+        if self._devices.num_pending and level != "module" and (kwargs or not _is_reader(op)) and _may_write(op, args, kwargs):
+            self.read_all()  # of a module each call inside is announced
         return opened
 
     cdef OpenCall _open(self, str op, tuple args, dict kwargs, str level, object frame):
@@ -1356,7 +1377,7 @@ cdef class Observer:
         opened.let_go()
         if edges is not None and self._wants_backward:
             _watch_backward(self, opened, edges, results if mutated is None else results + mutated)
-        if self.num_functions and self._devices.num_pending and not _never_writes(opened.op):
+        if self.num_functions and self._devices.num_pending and not _is_reader(opened.op):
             self.read_all()  # where the Function says that it wrote to a tensor, the version rises again after the write
 
     cdef list _mutated(self, OpenCall opened, list results):
@@ -1411,8 +1432,18 @@ cdef class Observer:
             return arguments
 
 
+cdef dict _slot_texts = {}
+
+
 def _text(Taken taken):
-    return _text_of(taken.slot)
+    known = _slot_texts.get(<size_t><void*>taken.slot)
+    if known is not None:
+        return (<tuple>known)[1]
+    if len(_slot_texts) >= 65536:
+        _slot_texts.clear()
+    text = str(taken.slot)
+    _slot_texts[<size_t><void*>taken.slot] = (taken.slot, text)
+    return text
 
 
 # ---- where a call stands
@@ -1420,6 +1451,7 @@ def _text(Taken taken):
 
 cdef extern from "Python.h":
     void* PyEval_GetFrame()
+    unsigned long PyThread_get_thread_ident()
 
 
 cdef object _current_frame():
@@ -1529,7 +1561,7 @@ cdef class Announcer:
     def call(self, func, args, kwargs):
         if self.devices.num_pending:
             op = _name_of(func)
-            if op is not None and (kwargs or not _never_writes(op)):
+            if op is not None and (kwargs or not _is_reader(op)):
                 self.announce(op, args, kwargs)
         return func(*args, **kwargs)
 
@@ -1557,7 +1589,9 @@ cdef class Handler:
         cdef Observer observer
         cdef OpenCall opened
         session = self.session
-        if not session._is_recording or not session.is_recording:
+        if not session._is_recording or _tracing_state() is not None or (
+            session._thread != PyThread_get_thread_ident() and <long long>_graph_task() == -1
+        ):
             return None
         silent = _silent_writers.get(op)
         if silent is None:
@@ -1572,7 +1606,7 @@ cdef class Handler:
                 observer = session._recorder
                 if not _is_own_business(frame):
                     return observer.open(op, args, kwargs, "api", frame)
-                if observer._devices.num_pending and (kwargs or not _never_writes(op)):
+                if observer._devices.num_pending and (kwargs or not _is_reader(op)):
                     observer.before(op, args, kwargs)
         except Exception as error:
             session.failed(f"record the inputs of {op}", error)
@@ -1595,6 +1629,8 @@ cdef class Handler:
 cdef object _is_inference = torch._C.TensorBase.is_inference
 cdef object _transpose = torch._C.TensorBase.t
 cdef object _reshape = torch._C.TensorBase.reshape
+cdef object _clone = torch._C.TensorBase.clone
+cdef object _add = torch._C.TensorBase.add
 cdef object _is_grad_enabled = torch._C.is_grad_enabled
 cdef object _is_inference_mode_enabled = torch._C.is_inference_mode_enabled
 cdef object _is_deterministic = torch._C._get_deterministic_algorithms
@@ -1630,7 +1666,7 @@ cdef object _makes_no_values = _calls.makes_no_values
 cdef object _writes_silently = _calls.writes_silently
 cdef object _business_of = _calls.business_of
 cdef object _op_name = _calls.op_name
-cdef object _is_compiling = torch.compiler.is_compiling
+cdef object _tracing_state = torch._C._get_tracing_state
 cdef object _no_stack = _stacks.EMPTY
 cdef int USERS = _stacks.USERS
 cdef int BOUNDARY = _stacks.BOUNDARY
@@ -1638,5 +1674,4 @@ cdef int END = _stacks.END
 cdef object _is_recompute = _stacks.is_recompute
 cdef object _mode_row = _state.mode_row
 cdef object _blind = _torch_internals.blind
-cdef object _text_of = _walk.slot_text
 cdef object _slot_named = _walk.renamed

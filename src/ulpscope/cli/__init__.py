@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -92,12 +94,19 @@ def _abandon_output() -> int:
 
 
 def _tell_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    """The version, and what does the arithmetic on tensors here."""
+    """The version, what does the arithmetic on tensors here, and what records."""
     if asked:
         from ulpscope.numerics.kernel import kernel_name
 
-        click.echo(f"ulpscope {__version__} ({kernel_name()})")
+        click.echo(f"ulpscope {__version__} ({kernel_name()}; {_recorder_name()})")
         context.exit()
+
+
+def _recorder_name() -> str:
+    """What records, without asking for torch."""
+    built = [Path(__file__).parents[1] / "capture" / f"_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
+    is_used = os.environ.get("ULPSCOPE_NO_KERNEL") != "1" and any(path.is_file() for path in built)
+    return "compiled recorder" if is_used else "recorder in Python"
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
