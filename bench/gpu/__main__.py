@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.gpu.limits import copy_bandwidth, disk_bandwidth, host_bandwidth, read_bandwidth
+from bench.gpu.limits import IdleHooks, IdleMode, copy_bandwidth, disk_bandwidth, host_bandwidth, read_bandwidth
 from bench.gpu.model import FULL, QUICK, training
 from bench.gpu.recording import Recorder, dump_step, growth, take_turns
 
@@ -33,10 +33,14 @@ def say(text: str) -> None:
 
 
 def recorders() -> list[Recorder]:
-    """Inputs and outputs of calls, forward and backward, as the peer records them; then also parameters, gradients and optimizer state."""
+    """What it costs to see calls at all; inputs and outputs of calls, forward and backward, as the peer records them; then also parameters,
+    gradients and optimizer state.
+    """
     calls: dict[str, Any] = {"select": ["phase:forward", "phase:backward"]}
     return [
         Recorder("bare", None),
+        Recorder("limit: a mode that sees every call and does nothing", None, idle=IdleMode),
+        Recorder("limit: and one hook that does nothing for each call", None, idle=IdleHooks),
         Recorder("capture, step not selected", {"steps": [10**9]}, "at most 1.02"),
         Recorder("modules, statistics", {"level": "module", **calls}, "at most 1.1"),
         Recorder("every call, fingerprints", {"keep": "fingerprint", **calls}, "at most 1.4"),

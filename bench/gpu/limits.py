@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine can do at all: reading and copying on the device, copying to the host, writing to the disk."""
+"""What the machine can do at all: reading and copying on the device, copying to the host, writing to disk, seeing the calls of torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,35 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["copy_bandwidth", "disk_bandwidth", "host_bandwidth", "read_bandwidth"]
+__all__ = ["IdleHooks", "IdleMode", "copy_bandwidth", "disk_bandwidth", "host_bandwidth", "read_bandwidth"]
 
 _PART = 16 << 20
+
+
+class IdleMode(TorchFunctionMode):
+    """Sees every call of torch, as every recorder of calls has to, and does nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class IdleHooks(TorchFunctionMode):
+    """The same with a hook on the graph's node of each result, as whoever wants gradients has to have, that does nothing either."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+            result.grad_fn.register_hook(_ignore)
+        return result
+
+
+def _ignore(*_: Any) -> None:
+    return None
 
 
 def _seconds(work: Callable[[], object], repeats: int = 5) -> float:

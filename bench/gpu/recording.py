@@ -27,11 +27,12 @@ __all__ = ["Recorder", "disk_use", "dump_step", "growth", "take_turns"]
 
 @dataclass
 class Recorder:
-    """One way to train, and what its turns gave: seconds a step."""
+    """One way to train, and what its turns gave: seconds a step. `idle` is a context that looks on and records nothing."""
 
     name: str
     options: dict[str, Any] | None
     asked: str = ""
+    idle: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
     turns: list[float] = field(default_factory=list)
     bytes_a_step: float = 0.0
 
@@ -55,6 +56,8 @@ def _turn(recorder: Recorder, trained: tuple[Any, Any, Callable[[], Any]], steps
     shutil.rmtree(into, ignore_errors=True)
     with contextlib.ExitStack() as stack:
         capture = None
+        if recorder.idle is not None:
+            stack.enter_context(recorder.idle())
         if recorder.options is not None:
             capture = stack.enter_context(ulpscope.Capture(into, model=model, optimizer=optimizer, **recorder.options))
         _train(step, capture, 1)
