@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from queue import SimpleQueue
 
 import pytest
@@ -74,3 +75,46 @@ def test_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(done) <= 2
     assert threading.active_count() <= before
     assert sys.getswitchinterval() == interval
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.workers: set[int] = set()
+        self.stopped = threading.Event()
+
+    def work(self) -> None:
+        self.workers.add(threading.get_ident())
+        assert self.stopped.wait(30)
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+def test_shared_work_has_every_thread_and_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_num_cores", lambda: 3)
+    shared = Counted()
+    with Ahead() as ahead:
+        ahead.share(shared)
+        while len(shared.workers) < 2:
+            shared.stopped.wait(0.001)
+    assert shared.stopped.is_set()
+    assert threading.get_ident() not in shared.workers
+
+
+def test_shared_work_is_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_num_cores", lambda: 1)
+    with Ahead() as ahead:
+        shared = Counted()
+        alive = weakref.ref(shared)
+        ahead.share(shared)
+        del shared
+        assert alive() is None
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_threads_take_turns_more_often_until_the_end(num_cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_num_cores", lambda: num_cores)
+    before = sys.getswitchinterval()
+    with Ahead():
+        assert (sys.getswitchinterval() < before) == (num_cores > 1)
+    assert sys.getswitchinterval() == before

@@ -22,12 +22,13 @@ from ulpscope.capture.taking import MOST_STORAGES, PLAIN, Taken, Taking, unlink
 from ulpscope.capture.torch_internals import blind, free_weak_reference, is_fake, is_traced, storage_identity, weak_reference
 from ulpscope.capture.values import Form, Kept, SummaryRow, Values, view_of
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
-from ulpscope.numerics.summary import fingerprint_address, summarize_address
+from ulpscope.numerics.summary import PreparedView, fingerprint_address, summarize_address, summarize_view
 
 __all__ = ["Keep", "Taken", "TensorReader", "record_of", "row_of"]
 
 Keep: TypeAlias = Literal["fingerprint", "statistics", "tensors"]
 
+_HOST = 0  # of a form's layouts: the others are by alignment
 _UNDEFINED = "uninitialised memory: values are not read"
 
 
@@ -216,6 +217,10 @@ class TensorReader(Taking):
             values = self._devices.take(tensor, form, base)
             if values is not None:
                 return values
+        if form.is_on_host and not form.is_contiguous and self._keep != "tensors":
+            values = self._read_in_place(tensor, form)
+            if values is not None:
+                return values
         plain = _on_cpu(tensor)
         size_bytes = plain.numel() * plain.element_size()
         address = _address(plain)
@@ -230,6 +235,20 @@ class TensorReader(Taking):
             summary, values.fingerprint = summarize_address(form.dtype, address, size_bytes)
             values.summary = _summary_row(summary)
         return values
+
+    @staticmethod
+    def _read_in_place(tensor: torch.Tensor, form: Form) -> Values | None:
+        """Values of a tensor that is not in one piece, as it lies; None where it has to be copied first."""
+        if type(tensor) not in PLAIN or form.strides is None or tensor.is_conj() or tensor.is_neg():
+            return None
+        if _HOST not in form.layouts:
+            form.layouts[_HOST] = PreparedView(form.dtype, form.shape, form.strides)
+        view = form.layouts[_HOST]
+        found = summarize_view(view, tensor.data_ptr()) if view.is_worthwhile else None
+        if found is None:
+            return None
+        summary, fingerprint = found
+        return Values(summary=_summary_row(summary), fingerprint=fingerprint)
 
     def _store_bytes(self, tensor: torch.Tensor, form: Form, values: Values, base: Kept | None, address: int, size_bytes: int) -> None:
         """Store a tensor whose values, in order, are found at `address`; or its memory, of which it is a view."""

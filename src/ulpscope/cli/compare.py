@@ -16,13 +16,13 @@ from ulpscope.cli.terminal import open_console, showing_progress
 
 if TYPE_CHECKING:
     from ulpscope.model import Comparison, Renderer
+    from ulpscope.report.json_pairs import PairLines
 
 __all__ = ["compare"]
 
 _FILE = click.Path(path_type=Path)
 _EXIT_CODES = {"same": 0, "rounding": 0, "diverges": 1, "unknown": 2}
 _RENDERERS = {
-    "json": ("json_", "write_json"),
     "html": ("html", "write_html"),
     "csv": ("table", "write_csv"),
     "xlsx": ("table", "write_xlsx"),
@@ -106,13 +106,15 @@ def compare(
     _check_outputs(wanted | ({"torch": repro_dir} if repro_dir else {}))
     words: dict[str, Any] = {"rules": rules, "mapping": mapping, "replay": replay, "replay_seconds": replay_limit}
     words |= {"repeat": repeat} if repeat is not None else {}
+    lines = _lines() if json_file is not None else None
+    words |= {"judged": lines.judged} if lines is not None else {}
     with nullcontext() if quiet else showing_progress("comparing") as progress:
         comparison = _compare(subject, reference, baseline, {**words, "progress": progress})
     comparison = _with_repro(comparison, repro_dir, html_file if replay != "none" else None)
     if not quiet and str(json_file) != "-":
         _print(comparison)
     for kind, path in wanted.items():
-        _write(comparison, kind, path)
+        _write(comparison, kind, path, lines)
     if github_summary is not None:
         _append_summary(comparison, github_summary)
     ctx.exit(_EXIT_CODES[comparison.verdict])
@@ -197,16 +199,29 @@ def _print(comparison: Comparison) -> None:
     render_comparison(comparison, open_console())
 
 
-def _write(comparison: Comparison, kind: str, path: Path) -> None:
-    if _is_stdout(kind, path):
-        from ulpscope.report.json_ import dump_comparison
+def _lines() -> PairLines:
+    from ulpscope.report.json_pairs import PairLines
 
-        dump_comparison(comparison, sys.stdout)
-        sys.stdout.flush()
+    return PairLines()
+
+
+def _write(comparison: Comparison, kind: str, path: Path, lines: PairLines | None) -> None:
+    if kind == "json":
+        _write_json(comparison, path, lines)
         return
     module, function = _RENDERERS[kind]
     renderer: Renderer = getattr(import_module(f"ulpscope.report.{module}"), function)
     renderer(comparison, path)
+
+
+def _write_json(comparison: Comparison, path: Path, lines: PairLines | None) -> None:
+    from ulpscope.report.json_ import dump_comparison, write_json
+
+    if not _is_stdout("json", path):
+        write_json(comparison, path, lines=lines)
+        return
+    dump_comparison(comparison, sys.stdout, lines=lines)
+    sys.stdout.flush()
 
 
 def _append_summary(comparison: Comparison, path: Path) -> None:

@@ -74,7 +74,8 @@ class Entering:
 
 
 def coarsest(dtypes: Iterable[DType]) -> DType | None:
-    return max((one for one in dtypes if one.is_floating), key=lambda one: one.eps, default=None)
+    floating = [one for one in {one.name: one for one in dtypes}.values() if one.is_floating]
+    return floating[0] if len(floating) == 1 else max(floating, key=lambda one: one.eps, default=None)
 
 
 def _sizes(slots: Iterable[JudgedSlot], drift: float) -> list[Size]:

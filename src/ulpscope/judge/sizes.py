@@ -60,16 +60,17 @@ def size_of(pair: SlotPair, measurement: Measurement, level: VerdictLevel, at_le
     bound, so there it is taken to be `at_least` as far apart as honest values before it.
     """
     apart = distance(measurement)
-    records = [record for record in (pair.subject, pair.reference) if record is not None]
-    if apart is None or not records:
+    first, last = pair.subject or pair.reference, pair.reference or pair.subject
+    if apart is None or first is None or last is None:
         return None
     rms, of_reference = _rms(measurement, pair)
-    if apart and _is_exact(pair):
+    is_exact = bool(apart) and _is_exact(pair)
+    if is_exact:
         apart = _flip_distance(measurement) if level == "rounding" else inf
     elif level == "rounding":
         apart = min(max(apart, at_least) if isinstance(measurement, SummaryMeasurement) else apart, 1.0)
-    error = apart * (of_reference or rms) if isfinite(apart) else _absolute(measurement) if not _is_exact(pair) else inf
-    return Size(rms, error, apart, prod(records[0].shape), _deviation(records, rms))
+    error = apart * (of_reference or rms) if isfinite(apart) else _absolute(measurement) if not is_exact else inf
+    return Size(rms, error, apart, prod(first.shape), _deviation(last, rms))
 
 
 def dtypes_of(pair: SlotPair) -> list[DType]:
@@ -119,9 +120,9 @@ def _summary_rms(record: TensorRecord | None) -> float:
     return rms if rms is not None and isfinite(rms) else 0.0
 
 
-def _deviation(records: list[TensorRecord], rms: float) -> float:
+def _deviation(record: TensorRecord, rms: float) -> float:
     """Standard deviation as far as statistics tell; the rms where they do not."""
-    summary = records[-1].summary
+    summary = record.summary
     if summary is None or summary.mean is None or summary.rms is None or not isfinite(summary.mean):
         return rms
     return sqrt(max(summary.rms**2 - summary.mean**2, 0.0))

@@ -23,13 +23,22 @@ def pair_slots(
     `forward` is how the slots of the forward call were paired, for backward records: gradients pair as their inputs did.
     """
     if plain_op(subject.call.op) == plain_op(reference.call.op):
-        partner = _same_place(subject, reference, mapping, _gradient_places(forward))
+        places = _gradient_places(forward)
+        if mapping is None and not places and _have_same_slots(subject, reference):
+            return tuple([SlotPair(slot.slot, slot, other) for slot, other in zip(subject.slots, reference.slots, strict=True)])
+        partner = _same_place(subject, reference, mapping, places)
     else:
         partner = _same_value(subject.slots, reference.slots)
     pairs = [SlotPair(slot.slot, slot, partner.get(slot.slot)) for slot in subject.slots]
     taken = {slot.slot for slot in partner.values()}
     pairs += [SlotPair(slot.slot, None, slot) for slot in reference.slots if slot.slot not in taken]
     return tuple(pairs)
+
+
+def _have_same_slots(subject: CallRecord, reference: CallRecord) -> bool:
+    """Whether both have the same slots in the same order, each once: most calls do, and then nothing has to be looked for."""
+    ours, theirs = ([(slot.slot.role, slot.slot.path) for slot in record.slots] for record in (subject, reference))
+    return ours == theirs and len(set(ours)) == len(ours)
 
 
 def _gradient_places(forward: Iterable[SlotPair]) -> dict[Slot, Slot]:

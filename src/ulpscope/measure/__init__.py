@@ -5,6 +5,6 @@ from ulpscope.measure.histograms import histograms
 from ulpscope.measure.metrics import METRICS, MetricEntry
 from ulpscope.measure.slots import measure_slot
 from ulpscope.measure.summaries import measure_summaries
-from ulpscope.measure.tensors import measure_tensors, with_shape
+from ulpscope.measure.tensors import measure_sums, measure_tensors, with_shape
 
-__all__ = ["METRICS", "MetricEntry", "histograms", "measure_slot", "measure_summaries", "measure_tensors", "with_shape"]
+__all__ = ["METRICS", "MetricEntry", "histograms", "measure_slot", "measure_summaries", "measure_sums", "measure_tensors", "with_shape"]

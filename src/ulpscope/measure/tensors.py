@@ -14,9 +14,9 @@ from ulpscope.measure.metrics import METRICS
 from ulpscope.model import DTYPES, Metric, Summary, TensorData, TensorMeasurement, TensorRecord, Undefined
 from ulpscope.numerics.buffers import flat_view, real_dtype, value_at
 from ulpscope.numerics.difference import difference
-from ulpscope.numerics.pair_sums import BUCKETS, Difference, quantiles
+from ulpscope.numerics.pair_sums import BUCKETS, Difference, distance_in, quantiles
 
-__all__ = ["measure_equal", "measure_tensors", "with_shape"]
+__all__ = ["measure_equal", "measure_sums", "measure_tensors", "with_shape"]
 
 _ZERO_REFERENCE = Undefined("the reference is all zero")
 _FINITE_METRICS = tuple(
@@ -28,18 +28,20 @@ def measure_tensors(subject: TensorData, reference: TensorData) -> TensorMeasure
     """Measure two tensors of the same shape; their dtypes may differ."""
     left, right = flat_view(subject), flat_view(reference)
     found = difference(subject.dtype, left, reference.dtype, right)
-    if not DTYPES[subject.dtype].is_floating and found.ulp_counts is not None:
+    worst = found.worst_place
+    values = (0.0, 0.0) if worst is None else (value_at(subject.dtype, left, worst), value_at(reference.dtype, right, worst))
+    return measure_sums(subject.dtype, subject.shape, found, *values)
+
+
+def measure_sums(dtype: str, shape: tuple[int, ...], found: Difference, worst_subject: float, worst_reference: float) -> TensorMeasurement:
+    """The measurement of two tensors that were looked at; the dtype is that of the subject, the values are those at the worst place."""
+    if not DTYPES[dtype].is_floating and found.ulp_counts is not None:
         found.max_abs = float(found.ulp_max)  # between integers the same, and exact where float64 is not
-    worst = found.worst if found.first_disagree is None else found.first_disagree
+    worst = found.worst_place
     if worst is None:
         return _measurement(found)
-    parts = 2 if subject.dtype != real_dtype(subject.dtype) else 1
-    return _measurement(
-        found,
-        worst_index=_index(worst // parts, subject.shape),
-        worst_subject=value_at(subject.dtype, left, worst),
-        worst_reference=value_at(reference.dtype, right, worst),
-    )
+    parts = 2 if dtype != real_dtype(dtype) else 1
+    return _measurement(found, _index(worst // parts, shape), worst_subject, worst_reference)
 
 
 def measure_equal(record: TensorRecord, summary: Summary | None) -> TensorMeasurement:
@@ -172,7 +174,10 @@ def _cosine(found: Difference, finite: int) -> Metric:
 def _ulp_metrics(found: Difference) -> dict[str, Metric]:
     if found.ulp_counts is None:
         return dict.fromkeys(("ulp_max", "ulp_p50", "ulp_p99"), Undefined("the two dtypes share no unit in the last place"))
-    middle, high = quantiles(found.ulp_counts, (0.5, 0.99), found.ulp_max)
+    if found.ulp_buckets is not None:
+        middle, high = (distance_in(bucket, found.ulp_max) for bucket in found.ulp_buckets)
+    else:
+        middle, high = quantiles(found.ulp_counts, (0.5, 0.99), found.ulp_max)
     return {"ulp_max": float(found.ulp_max), "ulp_p50": middle, "ulp_p99": high}
 
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The compiled passes of ulpscope.numerics: statistics and fingerprint of one tensor, the difference of two, and the elements of a view.
+ * The compiled passes of ulpscope.numerics: statistics and fingerprint of one tensor, the difference of two, the elements of a view, and many
+ * differences of tensors that lie in files.
  *
  * Policy. A plain shared library called through ctypes: no Python API, no global state, no allocation, no threads of its own. One pass over
  * memory in blocks that fit the first-level cache; within a block each quantity has a loop of its own that vectorises.
@@ -52,7 +53,7 @@ struct summary {
 };
 
 enum { BLOCK = 4096, CODE_BLOCK = 32768, PAIR_BLOCK = 512, PAIR_LANES = 8, BUCKETS = 496, SLICES = 8 };
-enum { SEGMENT = 1 << 18, ROUND = 64 }; /* bytes, a multiple of every block; segments in flight */
+enum { SEGMENT = 1 << 18, ROUND = 64, MOST_DIMS = 16 }; /* bytes, a multiple of every block; segments in flight; of a view */
 
 struct difference {
     double max_abs, max_rel, sum_abs, sum_squares, sum_squares_subject, sum_squares_reference, sum_products;
@@ -266,6 +267,35 @@ static void append(struct summary *out, const struct summary *part, size_t words
     out->subnormal += part->subnormal;
 }
 
+#if (defined(__unix__) || defined(__APPLE__)) && defined(__SIZEOF_INT128__)
+#define ULPSCOPE_FILES
+#include <errno.h>
+#include <time.h>
+#include <unistd.h>
+
+/* XXH3 with 128 bits, for more than 240 bytes, as the xxHash specification has it. */
+enum { STRIPE = 64, HASH_BLOCK = 1024, SECRET = 192, CHUNK = 1 << 18 };
+static const uint8_t secret[SECRET] = {
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90,
+    0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f, 0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d,
+    0xcc, 0xff, 0x72, 0x21, 0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c, 0x3c, 0x28,
+    0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3, 0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e,
+    0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8, 0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b,
+    0x4f, 0x1d, 0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64, 0xea, 0xc5, 0xac, 0x83,
+    0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb, 0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16,
+    0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e, 0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
+    0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e};
+#define PRIME32_1 0x9E3779B1u
+#define PRIME32_2 0x85EBCA77u
+#define PRIME32_3 0xC2B2AE3Du
+#define PRIME64_1 0x9E3779B185EBCA87u
+#define PRIME64_2 0xC2B2AE3D27D4EB4Fu
+#define PRIME64_3 0x165667B19E3779F9u
+#define PRIME64_4 0x85EBCA77C2B2AE63u
+#define PRIME64_5 0x27D4EB2F165667C5u
+static const uint64_t hash_start[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+#endif
+
 #define ULPSCOPE_PASS
 #define PASTE_(a, b) a##_##b
 #define PASTE(a, b) PASTE_(a, b)
@@ -337,7 +367,7 @@ static int level(void) { return 0; }
 #endif
 
 /* That of VERSION in kernel.py: goes up with every change of a result or a signature, so that a library left over from an older source is not used. */
-EXPORT int ulpscope_version(void) { return 4; }
+EXPORT int ulpscope_version(void) { return 5; }
 
 /* The best instruction set that this CPU has: 0 plain, 1 AVX2, 2 AVX-512. A `target` below means one of these, or -1 for the best. */
 EXPORT int ulpscope_level(void) { return level(); }
@@ -355,6 +385,8 @@ struct segments {
     size_t size_bytes, first, count, taken;
     const double *values;
     double tiny;
+    size_t piece, dims;
+    const size_t *extents, *strides;
     struct summary parts[ROUND];
 };
 
@@ -375,17 +407,62 @@ static void summarize_segments(void *argument) {
     restore(before);
 }
 
-/* 0, or -1 where the size is no whole number of elements. `values` is the table of CODES, else unused. `parallel`, where it is given, calls a
- * function with its argument in each of so many threads and returns when all are done; its last argument is 0. */
-EXPORT int ulpscope_summarize(int kind, const void *data, size_t size_bytes, const double *values, double tiny, struct summary *out,
-                              int target, void (*parallel)(void (*)(void *), void *, unsigned, unsigned), unsigned threads) {
-    if (kind < 0 || kind > CODES || size_bytes % SIZE[kind])
+/* Part of the bytes of a view, in the order of its indices. */
+static void gather_part(const struct segments *job, size_t start, size_t length, uint8_t *to) {
+    size_t index[MOST_DIMS], rest = start / job->piece, inner = start % job->piece;
+    const uint8_t *from = job->data;
+    for (size_t d = job->dims; d-- > 0; rest /= job->extents[d]) {
+        index[d] = rest % job->extents[d];
+        from += index[d] * job->strides[d];
+    }
+    while (length) {
+        const size_t count = job->piece - inner < length ? job->piece - inner : length;
+        memcpy(to, from + inner, count);
+        to += count;
+        length -= count;
+        inner = 0;
+        for (size_t d = job->dims; d-- > 0;) {
+            from += job->strides[d];
+            if (++index[d] < job->extents[d])
+                break;
+            from -= job->strides[d] * job->extents[d];
+            index[d] = 0;
+        }
+    }
+}
+
+static void summarize_gathered(void *argument) {
+    struct segments *job = argument;
+    const int target = job->target;
+    (void)target;
+    uint64_t room[SEGMENT / 8];
+    control before = exact_subnormals();
+    for (size_t i; (i = __atomic_fetch_add(&job->taken, 1, __ATOMIC_RELAXED)) < job->count;) {
+        const size_t segment = job->first + i, length = segment_length(job, segment);
+        gather_part(job, segment * SEGMENT, length, (uint8_t *)room);
+        DISPATCH(summarize, job->kind, (const uint8_t *)room, length, job->values, job->tiny, &job->parts[i])
+    }
+    restore(before);
+}
+
+/* 0, or -1 where the size is no whole number of elements. `values` is the table of CODES, else unused. With `dims` the data are pieces of
+ * `piece` bytes, as many as the extents say, `strides` bytes apart. `parallel`, where it is given, calls a function with its argument in each
+ * of so many threads and returns when all are done; its last argument is 0. */
+EXPORT int ulpscope_summarize(int kind, const void *data, size_t size_bytes, size_t piece, size_t dims, const size_t *extents,
+                              const size_t *strides, const double *values, double tiny, struct summary *out, int target,
+                              void (*parallel)(void (*)(void *), void *, unsigned, unsigned), unsigned threads) {
+    if (kind < 0 || kind > CODES || size_bytes % SIZE[kind] || dims > MOST_DIMS)
         return -1;
+    void (*const summarize_some)(void *) = dims ? summarize_gathered : summarize_segments;
     struct segments job;
     job.kind = kind;
     job.target = target;
     job.data = data;
     job.size_bytes = size_bytes;
+    job.piece = piece;
+    job.dims = dims;
+    job.extents = extents;
+    job.strides = strides;
     job.values = values;
     job.tiny = tiny;
     memset(out, 0, sizeof *out);
@@ -396,13 +473,27 @@ EXPORT int ulpscope_summarize(int kind, const void *data, size_t size_bytes, con
         job.count = segments - job.first < ROUND ? segments - job.first : ROUND;
         job.taken = 0;
         if (parallel && threads > 1 && job.count >= 4)
-            parallel(summarize_segments, &job, threads, 0);
+            parallel(summarize_some, &job, threads, 0);
         else
-            summarize_segments(&job);
+            summarize_some(&job);
         for (size_t i = 0; i < job.count; i++)
             append(out, &job.parts[i], (segment_length(&job, job.first + i) + 7) / 8);
     }
     return 0;
+}
+
+static void begin_difference(struct counting *counting, struct difference *out) {
+    memset(out, 0, sizeof *out);
+    memset(counting->slices, 0, sizeof counting->slices);
+    counting->pending = 0;
+    out->worst = out->first_disagree = -1;
+}
+
+static void end_difference(size_t numel, struct counting *counting, struct difference *out) {
+    count_rest(counting, 0);
+    flush(counting, out);
+    out->different = numel - out->ulp_counts[0];
+    out->ulp_counts[0] -= out->nonfinite;
 }
 
 /* `values` and `order` are the tables of CODES (value, and position among the ordered values), else unused. */
@@ -411,8 +502,11 @@ EXPORT int ulpscope_difference(int kind, const void *subject, const void *refere
     (void)target;
     if (kind < 0 || kind > CODES)
         return -1;
+    struct counting counting;
     control before = exact_subnormals();
-    DISPATCH(difference, kind, subject, reference, numel, values, order, out)
+    begin_difference(&counting, out);
+    DISPATCH(difference, kind, subject, reference, 0, numel, values, order, &counting, out)
+    end_difference(numel, &counting, out);
     restore(before);
     return 0;
 }
@@ -477,6 +571,232 @@ AT_ZEROS(at_zeros_f32, int32_t, 0x7F800000, float)
 EXPORT size_t ulpscope_at_zeros(int kind, const void *subject, const void *reference, size_t numel, double *largest) {
     return kind == FLOAT64 ? at_zeros_f64(subject, reference, numel, largest) : at_zeros_f32(subject, reference, numel, largest);
 }
+
+#if defined(ULPSCOPE_FILES)
+/* Pairs of tensors in files: read, verified, put in order and compared without the interpreter. What goes wrong is not told here: the caller
+ * looks at such a pair again and finds out. */
+
+INLINE uint64_t read64(const uint8_t *p) {
+    uint64_t word;
+    memcpy(&word, p, 8);
+    return word;
+}
+
+static uint64_t hash_merged(const uint64_t sums[8], const uint8_t *key, uint64_t hash) {
+    for (size_t i = 0; i < 8; i += 2) {
+        unsigned __int128 product = (unsigned __int128)(sums[i] ^ read64(key + 8 * i)) * (sums[i + 1] ^ read64(key + 8 * i + 8));
+        hash += (uint64_t)product ^ (uint64_t)(product >> 64);
+    }
+    hash ^= hash >> 37;
+    hash *= 0x165667919E3779F9u;
+    return hash ^ hash >> 32;
+}
+
+/* Adds a part to the hash of `total` bytes: `length` of them from position `at`, a multiple of the block. Parts come in their order; where
+ * this is not the first, the 64 bytes before it stand in front of it. */
+static void hash_part(uint64_t sums[8], const uint8_t *p, size_t at, size_t length, size_t total, int target) {
+    (void)target;
+    const size_t all_blocks = (total - 1) / HASH_BLOCK, before = at / HASH_BLOCK;
+    size_t blocks = length / HASH_BLOCK;
+    blocks = before + blocks > all_blocks ? all_blocks - before : blocks;
+    DISPATCH(hash_blocks, sums, p, blocks)
+    if (at + length < total)
+        return;
+    DISPATCH(hash_stripes, sums, p + blocks * HASH_BLOCK, secret, (total - 1 - all_blocks * HASH_BLOCK) / STRIPE)
+    DISPATCH(hash_stripes, sums, p + length - STRIPE, secret + SECRET - STRIPE - 7, 1)
+}
+
+static int is_hash(const uint64_t sums[8], size_t total, uint64_t high, uint64_t low) {
+    return hash_merged(sums, secret + 11, total * PRIME64_1) == low &&
+           hash_merged(sums, secret + SECRET - STRIPE - 11, ~(total * PRIME64_2)) == high;
+}
+
+/* Bytes in a file, and their hash. */
+struct kept {
+    int64_t fd;
+    uint64_t offset, length, high, low;
+};
+
+/* Two of them, and the pairs of tensors that lie in them. */
+struct unit {
+    struct kept sides[2];
+    uint64_t first_view, num_views, is_in_parts, state;
+};
+enum { WAITING, TAKEN, COMPARED, FAILED };
+
+/* Where the elements of a tensor lie: pieces of so many bytes. Without dimensions there is one; else extents and strides are among the numbers
+ * of all, from these places on. */
+struct layout {
+    uint64_t first, piece, dims, extents, strides;
+};
+
+struct view {
+    uint64_t kind, numel;
+    const double *values;
+    const int64_t *order;
+    struct layout sides[2];
+};
+
+/* The fields of `struct difference` without its counts, of which two quantiles are told, and the bits of both elements at the worst place. */
+struct result {
+    uint8_t fields[offsetof(struct difference, ulp_counts)];
+    uint64_t middle, high, bits[2];
+};
+
+struct units {
+    struct unit *units;
+    const struct view *views;
+    const size_t *numbers;
+    struct result *results;
+    uint64_t count, next;
+};
+
+static uint64_t bucket_at(const struct difference *found, double share) {
+    uint64_t total = 0, reached = 0, needed, i;
+    for (i = 0; i < BUCKETS; i++)
+        total += found->ulp_counts[i];
+    const double many = share * (double)total;
+    needed = (uint64_t)many;
+    needed += (double)needed < many;
+    needed += !needed;
+    for (i = 0; i < BUCKETS; i++)
+        if ((reached += found->ulp_counts[i]) >= needed)
+            break;
+    return i;
+}
+
+/* Keeps the bits at the worst place, where it lies in this part. */
+static void note_worst(int kind, const uint8_t *const sides[2], size_t first, const struct difference *found, struct result *result) {
+    const int64_t worst = found->first_disagree >= 0 ? found->first_disagree : found->worst;
+    if (worst >= (int64_t)first)
+        for (size_t side = 0; side < 2; side++) {
+            result->bits[side] = 0;
+            memcpy(&result->bits[side], sides[side] + SIZE[kind] * ((size_t)worst - first), SIZE[kind]);
+        }
+}
+
+static void finish(size_t numel, struct counting *counting, struct difference *found, struct result *result) {
+    end_difference(numel, counting, found);
+    memcpy(result->fields, found, sizeof result->fields);
+    result->middle = bucket_at(found, 0.5);
+    result->high = bucket_at(found, 0.99);
+}
+
+static int read_kept(const struct kept *kept, uint64_t at, size_t length, uint8_t *to) {
+    while (length) {
+        ssize_t more = pread((int)kept->fd, to, length, (off_t)(kept->offset + at));
+        if (more < 0 && errno == EINTR)
+            continue;
+        if (more <= 0)
+            return 0;
+        at += (uint64_t)more;
+        to += more;
+        length -= (size_t)more;
+    }
+    return 1;
+}
+
+/* One pair that consists of the bytes, part by part: whatever its size, only the parts are in memory. */
+static int compare_in_parts(const struct unit *unit, const struct view *view, struct result *result, uint8_t *scratch, int target) {
+    (void)target;
+    const uint8_t *parts[2] = {scratch + STRIPE, scratch + 2 * STRIPE + CHUNK};
+    const size_t total = unit->sides[0].length, size = SIZE[view->kind];
+    uint64_t sums[2][8];
+    struct counting counting;
+    struct difference found;
+    for (size_t side = 0; side < 2; side++)
+        memcpy(sums[side], hash_start, sizeof hash_start);
+    begin_difference(&counting, &found);
+    for (size_t at = 0, length; at < total; at += length) {
+        length = total - at < CHUNK ? total - at : CHUNK;
+        for (size_t side = 0; side < 2; side++) {
+            uint8_t *part = (uint8_t *)parts[side];
+            memcpy(part - STRIPE, part + CHUNK - STRIPE, STRIPE);
+            if (!read_kept(&unit->sides[side], at, length, part))
+                return 0;
+            hash_part(sums[side], part, at, length, total, target);
+        }
+        DISPATCH(difference, (int)view->kind, parts[0], parts[1], at / size, length / size, view->values, view->order, &counting, &found)
+        note_worst((int)view->kind, parts, at / size, &found, result);
+    }
+    finish(view->numel, &counting, &found, result);
+    return is_hash(sums[0], total, unit->sides[0].high, unit->sides[0].low) &&
+           is_hash(sums[1], total, unit->sides[1].high, unit->sides[1].low);
+}
+
+static const uint8_t *in_order(const uint8_t *data, const struct layout *layout, const size_t *numbers, uint8_t *to) {
+    if (!layout->dims)
+        return data + layout->first;
+    gather_rows(data + layout->first, layout->piece, layout->dims, numbers + layout->extents, numbers + layout->strides, to);
+    return to;
+}
+
+/* Several pairs in the same bytes, which are read once. */
+static int compare_views(const struct unit *unit, const struct view *views, const size_t *numbers, struct result *results, uint8_t *scratch,
+                         int target) {
+    (void)target;
+    uint8_t *const data[2] = {scratch, scratch + unit->sides[0].length};
+    uint8_t *const rooms[2] = {data[1] + unit->sides[1].length, data[1] + unit->sides[1].length + unit->sides[0].length};
+    for (size_t side = 0; side < 2; side++) {
+        const struct kept *kept = &unit->sides[side];
+        uint64_t sums[8];
+        memcpy(sums, hash_start, sizeof sums);
+        if (!read_kept(kept, 0, kept->length, data[side]))
+            return 0;
+        hash_part(sums, data[side], 0, kept->length, kept->length, target);
+        if (!is_hash(sums, kept->length, kept->high, kept->low))
+            return 0;
+    }
+    for (size_t i = 0; i < unit->num_views; i++) {
+        const struct view *view = &views[i];
+        const uint8_t *sides[2];
+        struct counting counting;
+        struct difference found;
+        for (size_t side = 0; side < 2; side++)
+            sides[side] = in_order(data[side], &view->sides[side], numbers, rooms[side]);
+        begin_difference(&counting, &found);
+        DISPATCH(difference, (int)view->kind, sides[0], sides[1], 0, view->numel, view->values, view->order, &counting, &found)
+        note_worst((int)view->kind, sides, 0, &found, &results[i]);
+        finish(view->numel, &counting, &found, &results[i]);
+    }
+    return 1;
+}
+
+/* Does one unit unless somebody has begun it. */
+static void compare_unit(const struct units *all, uint64_t at, uint8_t *scratch, int target) {
+    struct unit *unit = &all->units[at];
+    uint64_t state = WAITING;
+    if (!__atomic_compare_exchange_n(&unit->state, &state, TAKEN, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return;
+    const struct view *views = all->views + unit->first_view;
+    struct result *results = all->results + unit->first_view;
+    int done = unit->is_in_parts ? compare_in_parts(unit, views, results, scratch, target)
+                                 : compare_views(unit, views, all->numbers, results, scratch, target);
+    __atomic_store_n(&unit->state, done ? COMPARED : FAILED, __ATOMIC_RELEASE);
+}
+
+/* Works on units until the wanted one is done, or until none is left where it is -1; several threads may be at it, each with a scratch of
+ * its own. Returns whether the wanted one is compared. */
+EXPORT int ulpscope_compare_kept(struct units *all, int64_t wanted, void *scratch, int target) {
+    const struct timespec moment = {0, 20000};
+    control before = exact_subnormals();
+    if (wanted >= 0)
+        compare_unit(all, (uint64_t)wanted, scratch, target);
+    for (;;) {
+        if (wanted >= 0 && __atomic_load_n(&all->units[wanted].state, __ATOMIC_ACQUIRE) >= COMPARED)
+            break;
+        const uint64_t next = __atomic_fetch_add(&all->next, 1, __ATOMIC_RELAXED);
+        if (next < all->count)
+            compare_unit(all, next, scratch, target);
+        else if (wanted < 0)
+            break;
+        else
+            nanosleep(&moment, NULL);
+    }
+    restore(before);
+    return wanted < 0 || all->units[wanted].state == COMPARED;
+}
+#endif
 
 #else /* ULPSCOPE_PASS: the passes for one vector width */
 
@@ -935,7 +1255,7 @@ BLOCKWISE void NAME(buckets_float32)(const uint8_t *subject, const uint8_t *refe
         memcpy(&u, p, WIDTH);
         memcpy(&v, q, WIDTH);
         V_I32S apart = (V_I32S)(u - v), opposite = (V_I32S)(u ^ v) >> 31, negative = apart >> 31;
-        V_U32S one = (V_U32S)((apart ^ negative) - negative), two = (u + v) ^ 0x80000000u;
+        V_U32S one = (V_U32S)(apart ^ negative) - (V_U32S)negative, two = (u + v) ^ 0x80000000u;
         V_U32S distance = (one & (V_U32S)~opposite) | (two & (V_U32S)opposite);
         if (keep) {
             for (size_t lane = 0; lane < per; lane++)
@@ -1247,17 +1567,13 @@ INLINE void NAME(add_values)(int wide, const void *a, const void *b, size_t padd
         NAME(add_far_narrow)(a, b, padded, far, part);
 }
 
-static void NAME(difference)(int kind, const uint8_t *subject, const uint8_t *reference, size_t numel, const double *values,
-                             const int64_t *order, struct difference *out) {
+/* A part of two tensors: `numel` elements from position `first`, a multiple of the block. Parts come in their order. */
+static void NAME(difference)(int kind, const uint8_t *subject, const uint8_t *reference, size_t first, size_t numel, const double *values,
+                             const int64_t *order, struct counting *counting, struct difference *out) {
     double a[PAIR_BLOCK] __attribute__((aligned(64))), b[PAIR_BLOCK] __attribute__((aligned(64)));
-    struct counting counting;
     uint8_t keep[PAIR_BLOCK];
     const size_t size = SIZE[kind];
     const int wide = IS_WIDE[kind];
-    memset(out, 0, sizeof *out);
-    memset(counting.slices, 0, sizeof counting.slices);
-    counting.pending = 0;
-    out->worst = out->first_disagree = -1;
     for (size_t start = 0; start < numel; start += PAIR_BLOCK) {
         const uint8_t *p = subject + size * start, *q = reference + size * start;
         size_t n = numel - start < PAIR_BLOCK ? numel - start : PAIR_BLOCK;
@@ -1269,7 +1585,7 @@ static void NAME(difference)(int kind, const uint8_t *subject, const uint8_t *re
         }
         const void *y = NAME(decode_block)(kind, q, n, values, b);
         struct part part;
-        NAME(add_values)(wide, x, y, padded, out->max_rel, &part, &counting);
+        NAME(add_values)(wide, x, y, padded, out->max_rel, &part, counting);
         double check = part.sum_squares_subject + part.sum_squares_reference;
         if (check - check != 0) {
             if (x != a) {
@@ -1278,8 +1594,9 @@ static void NAME(difference)(int kind, const uint8_t *subject, const uint8_t *re
                 x = a;
                 y = b;
             }
-            nonfinite = wide ? scrub_wide(a, b, n, start, keep, out) : scrub_narrow((float *)a, (float *)b, n, start, keep, out);
-            NAME(add_values)(wide, x, y, padded, out->max_rel, &part, &counting);
+            nonfinite =
+                wide ? scrub_wide(a, b, n, first + start, keep, out) : scrub_narrow((float *)a, (float *)b, n, first + start, keep, out);
+            NAME(add_values)(wide, x, y, padded, out->max_rel, &part, counting);
         }
         NAME(add_part)(&part, n - nonfinite, out);
         if (part.max_abs > out->max_abs) {
@@ -1287,17 +1604,71 @@ static void NAME(difference)(int kind, const uint8_t *subject, const uint8_t *re
             while (i + 1 < n && from_bits64(bits64(NAME(load_value)(x, i, wide) - NAME(load_value)(y, i, wide)) & MAGNITUDE) != part.max_abs)
                 i++;
             out->max_abs = part.max_abs;
-            out->worst = (int64_t)(start + i);
+            out->worst = (int64_t)(first + start + i);
         }
-        NAME(ulp_block)(kind, p, q, n, nonfinite ? keep : NULL, order, out, &counting);
-        if (start / PAIR_BLOCK % (1 << 20) == 0)
-            flush(&counting, out);
+        NAME(ulp_block)(kind, p, q, n, nonfinite ? keep : NULL, order, out, counting);
+        if ((first + start) / PAIR_BLOCK % (1 << 20) == 0)
+            flush(counting, out);
     }
-    count_rest(&counting, 0);
-    flush(&counting, out);
-    out->different = numel - out->ulp_counts[0];
-    out->ulp_counts[0] -= out->nonfinite;
 }
+
+#if defined(ULPSCOPE_FILES)
+/* Sums of XXH3, eight lanes of 64 bits. */
+#if defined(ULPSCOPE_X86) && WIDTH == 64
+#define LOW_PRODUCT(x, y) ((V_U64)_mm512_mul_epu32((__m512i)(x), (__m512i)(y)))
+#elif defined(ULPSCOPE_X86) && WIDTH == 32
+#define LOW_PRODUCT(x, y) ((V_U64)_mm256_mul_epu32((__m256i)(x), (__m256i)(y)))
+#elif defined(ULPSCOPE_X86)
+#define LOW_PRODUCT(x, y) ((V_U64)_mm_mul_epu32((__m128i)(x), (__m128i)(y)))
+#else
+#define LOW_PRODUCT(x, y) (((x) & 0xFFFFFFFFu) * ((y) & 0xFFFFFFFFu))
+#endif
+#if WIDTH == 64
+#define NEIGHBOURS 1, 0, 3, 2, 5, 4, 7, 6
+#elif WIDTH == 32
+#define NEIGHBOURS 1, 0, 3, 2
+#else
+#define NEIGHBOURS 1, 0
+#endif
+#if defined(__clang__)
+#define SWAPPED(x) __builtin_shufflevector(x, x, NEIGHBOURS)
+#else
+#define SWAPPED(x) __builtin_shuffle(x, (V_U64){NEIGHBOURS})
+#endif
+#define HASH_REGISTERS (8 / PER)
+INLINE void NAME(add_stripes)(V_U64 sums[HASH_REGISTERS], const uint8_t *p, const uint8_t *key, size_t stripes) {
+    for (size_t stripe = 0; stripe < stripes; stripe++, p += STRIPE, key += 8)
+        for (size_t r = 0; r < HASH_REGISTERS; r++) {
+            V_U64 data = NAME(load_u64)(p + r * WIDTH), mixed = data ^ NAME(load_u64)(key + r * WIDTH);
+            sums[r] += SWAPPED(data) + LOW_PRODUCT(mixed, mixed >> 32);
+        }
+}
+static void NAME(hash_stripes)(uint64_t sums[8], const uint8_t *p, const uint8_t *key, size_t stripes) {
+    V_U64 lanes[HASH_REGISTERS];
+    memcpy(lanes, sums, 64);
+    NAME(add_stripes)(lanes, p, key, stripes);
+    memcpy(sums, lanes, 64);
+}
+static void NAME(hash_blocks)(uint64_t sums[8], const uint8_t *p, size_t blocks) {
+    V_U64 lanes[HASH_REGISTERS];
+    memcpy(lanes, sums, 64);
+    for (size_t block = 0; block < blocks; block++, p += HASH_BLOCK) {
+        NAME(add_stripes)(lanes, p, secret, HASH_BLOCK / STRIPE);
+        for (size_t r = 0; r < HASH_REGISTERS; r++) {
+            const V_U64 prime = (V_U64){0} + PRIME32_1;
+            V_U64 sum = lanes[r];
+            sum ^= sum >> 47;
+            sum ^= NAME(load_u64)(secret + SECRET - STRIPE + r * WIDTH);
+            lanes[r] = LOW_PRODUCT(sum, prime) + (LOW_PRODUCT(sum >> 32, prime) << 32);
+        }
+    }
+    memcpy(sums, lanes, 64);
+}
+#undef LOW_PRODUCT
+#undef NEIGHBOURS
+#undef SWAPPED
+#undef HASH_REGISTERS
+#endif
 
 #undef PAIR_REGISTERS
 #undef PER

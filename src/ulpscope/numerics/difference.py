@@ -16,7 +16,7 @@ from ulpscope.numerics.difference_kernel import DifferencePass, differencing_wit
 from ulpscope.numerics.kernel import KERNEL
 from ulpscope.numerics.pair_sums import LARGEST_SUM, SMALLEST_SUM, Difference
 
-__all__ = ["KERNEL_PASS", "Difference", "difference"]
+__all__ = ["KERNEL_PASS", "Difference", "difference", "is_in_range"]
 
 KERNEL_PASS = None if KERNEL is None else differencing_with(KERNEL)
 
@@ -31,7 +31,7 @@ def difference(
         result = _by_numpy(subject_dtype, subject, reference_dtype, reference)
     return (
         result
-        if _is_in_range(result, subject_dtype, reference_dtype)
+        if is_in_range(result, subject_dtype, reference_dtype)
         else _scaled(result, subject_dtype, subject, reference_dtype, reference)
     )
 
@@ -57,7 +57,7 @@ def _scaled(result: Difference, subject_dtype: str, subject: Any, reference_dtyp
     return _by_numpy(subject_dtype, subject, reference_dtype, reference, math.frexp(largest)[1])
 
 
-def _is_in_range(result: Difference, *names: str) -> bool:
+def is_in_range(result: Difference, *names: str) -> bool:
     """Sums of squares of anything narrower than float64 cannot leave the range."""
     if all(dtype(real_dtype(name)).mantissa < 52 for name in names):
         return True

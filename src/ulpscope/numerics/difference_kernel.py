@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from struct import Struct
 from typing import Any
@@ -15,7 +15,7 @@ from ulpscope.numerics.buffers import address_of, code_values, real_dtype
 from ulpscope.numerics.kernel import BEST_TARGET, CODES, KINDS, DifferenceOut
 from ulpscope.numerics.pair_sums import Difference
 
-__all__ = ["DifferencePass", "differencing_with"]
+__all__ = ["DifferencePass", "differencing_with", "kernel_arguments", "pair_sums"]
 
 DifferencePass = Callable[[str, Any, Any], Difference]
 _FIELDS = Struct("=7d8Q2qQ")
@@ -27,17 +27,17 @@ def differencing_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Differ
     call = library.ulpscope_difference
 
     def difference_kernel(name: str, subject: Any, reference: Any) -> Difference:
-        kind, size, values, order = _arguments(real_dtype(name))
+        kind, size, values, order = kernel_arguments(real_dtype(name))
         out = DifferenceOut()
         numel = memoryview(subject).nbytes // size
         call(kind, address_of(subject), address_of(reference), numel, values, order, ctypes.addressof(out), target)
-        return _difference(numel, out)
+        return pair_sums(numel, _unpack_fields(out), memoryview(out).cast("B")[_FIELDS.size :].cast("Q").tolist())
 
     return difference_kernel
 
 
 @cache
-def _arguments(name: str) -> tuple[int, int, int | None, int | None]:
+def kernel_arguments(name: str) -> tuple[int, int, int | None, int | None]:
     """Kind, element size and the addresses of the tables of values and of places, which their own caches keep alive."""
     if name in KINDS:
         return KINDS[name], dtype(name).size_bytes, None, None
@@ -53,8 +53,8 @@ def _code_places(name: str) -> array[int]:
     return array("q", code_places(name).tolist())
 
 
-def _difference(numel: int, out: DifferenceOut) -> Difference:
-    fields = _unpack_fields(out)
+def pair_sums(numel: int, fields: Sequence[Any], counts: Sequence[int]) -> Difference:
+    """From the fields of `struct difference` before its counts."""
     max_abs, max_rel, sum_abs, squares, subject, reference, products = fields[:7]
     different, flips, nan, inf, nonfinite, worst, first, ulp_max = fields[10:]
     return Difference(
@@ -75,5 +75,5 @@ def _difference(numel: int, out: DifferenceOut) -> Difference:
         worst=worst if worst >= 0 else None,
         first_disagree=first if first >= 0 else None,
         ulp_max=ulp_max,
-        ulp_counts=memoryview(out).cast("B")[_FIELDS.size :].cast("Q").tolist(),
+        ulp_counts=counts,
     )

@@ -14,14 +14,14 @@ from ulpscope.numerics.buffers import address_of
 from ulpscope.numerics.kernel import KERNEL
 from ulpscope.numerics.rooms import room_for
 
-__all__ = ["gathered"]
+__all__ = ["gathered", "pieces"]
 
 
 def gathered(
     data: memoryview, size: int, shape: Sequence[int], strides: Sequence[int], offset: int, kernel: ctypes.CDLL | None = KERNEL
 ) -> memoryview:
     """The elements of `size` bytes in the order of their indices; strides and offset count elements. Without a kernel NumPy does it."""
-    piece, extents, steps = _pieces(size, shape, strides)
+    piece, extents, steps = pieces(size, shape, strides)
     first = offset * size
     if not extents:
         return data[first : first + piece]
@@ -33,7 +33,7 @@ def gathered(
     return out.toreadonly()
 
 
-def _pieces(size: int, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, list[int], list[int]]:
+def pieces(size: int, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, list[int], list[int]]:
     """How many bytes lie together, and the extents and steps in bytes of what is left: dimensions that continue one another are one."""
     piece = size
     extents: list[int] = []

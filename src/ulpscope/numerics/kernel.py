@@ -13,7 +13,7 @@ from pathlib import Path
 
 __all__ = ["BEST_TARGET", "CODES", "KERNEL", "KINDS", "VERSION", "DifferenceOut", "SummaryOut", "kernel_name", "load_kernel", "open_kernel"]
 
-VERSION = 4  # of `ulpscope_version` in _kernel.c
+VERSION = 5  # of `ulpscope_version` in _kernel.c
 # The numbers of `enum kind` in _kernel.c; every one-byte dtype is CODES with a table of its values.
 KINDS = {
     "float64": 0,
@@ -99,12 +99,17 @@ def load_kernel(path: Path) -> ctypes.CDLL:
     library.ulpscope_level.argtypes = []
     library.ulpscope_fingerprint.argtypes = [pointer, size, pointer, integer]
     library.ulpscope_fingerprint.restype = None
-    library.ulpscope_summarize.argtypes = [integer, pointer, size, pointer, ctypes.c_double, pointer, integer, pointer, ctypes.c_uint]
+    library.ulpscope_summarize.argtypes = [
+        *(integer, pointer, size, size, size, pointer, pointer),
+        *(pointer, ctypes.c_double, pointer, integer, pointer, ctypes.c_uint),
+    ]
     library.ulpscope_difference.argtypes = [integer, pointer, pointer, size, pointer, pointer, pointer, integer]
     library.ulpscope_gather.argtypes = [pointer, size, size, pointer, pointer, pointer]
     library.ulpscope_gather.restype = None
     library.ulpscope_at_zeros.argtypes = [integer, pointer, pointer, size, pointer]
     library.ulpscope_at_zeros.restype = size
+    if hasattr(library, "ulpscope_compare_kept"):  # not where files cannot be read as POSIX has it
+        library.ulpscope_compare_kept.argtypes = [pointer, ctypes.c_int64, pointer, integer]
     return library
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-__all__ = ["BUCKETS", "LARGEST_SUM", "SMALLEST_SUM", "Difference", "bucket_top", "quantiles"]
+__all__ = ["BUCKETS", "LARGEST_SUM", "SMALLEST_SUM", "Difference", "bucket_top", "distance_in", "quantiles"]
 
 BUCKETS = 496
 # Between these a float64 sum of squares neither overflowed nor lost digits to underflow.
@@ -31,7 +31,8 @@ class Difference:
     Sums, maxima and `within` are over the positions where both sides are finite (`numel - nonfinite` of them). Sums and
     `max_abs` are of values divided by 2**exponent, which is not 0 only where float64 would have overflowed.
     `worst` is the position of `max_abs`, `first_disagree` the first position where NaN or infinities disagree. `ulp_counts` are how many
-    distances fall into each of the BUCKETS, None where the dtypes share no unit.
+    distances fall into each of the BUCKETS, None where the dtypes share no unit. A pass that keeps no counts tells `ulp_buckets` instead,
+    those of the median and of 99 %.
     """
 
     numel: int
@@ -53,6 +54,12 @@ class Difference:
     ulp_max: int = 0
     ulp_counts: Any = field(default_factory=_no_counts)
     exponent: int = 0
+    ulp_buckets: tuple[int, int] | None = None
+
+    @property
+    def worst_place(self) -> int | None:
+        """Where NaN or infinities disagree, else where the difference is largest."""
+        return self.worst if self.first_disagree is None else self.first_disagree
 
 
 def bucket_top(bucket: int) -> int:
@@ -67,4 +74,9 @@ def quantiles(counts: Iterable[int], shares: Iterable[float], largest: int) -> l
     """The distances that at least these shares of the elements do not exceed: exact below 16, else at most an eighth too large."""
     reached = list(accumulate(counts))
     needed = (max(math.ceil(share * reached[-1]), 1) for share in shares)
-    return [float(min(bucket_top(bisect_left(reached, many)), largest)) for many in needed]
+    return [distance_in(bisect_left(reached, many), largest) for many in needed]
+
+
+def distance_in(bucket: int, largest: int) -> float:
+    """The largest distance in a bucket, of which none is larger than `largest`."""
+    return float(min(bucket_top(bucket), largest))

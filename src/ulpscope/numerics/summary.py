@@ -18,10 +18,10 @@ from ulpscope.model import Summary
 from ulpscope.numerics.casting import bytes_at
 from ulpscope.numerics.fingerprint import fingerprint_blocks
 from ulpscope.numerics.kernel import KERNEL
-from ulpscope.numerics.summary_kernel import fingerprinting_with, summarizing_with
+from ulpscope.numerics.summary_kernel import PreparedView, fingerprinting_with, summarizing_views_with, summarizing_with
 from ulpscope.numerics.summary_numpy import summarize_blocks
 
-__all__ = ["fingerprint", "fingerprint_address", "summarize", "summarize_address"]
+__all__ = ["PreparedView", "fingerprint", "fingerprint_address", "summarize", "summarize_address", "summarize_view"]
 
 
 def _numpy_summarize_address(dtype: str, address: int, size_bytes: int) -> tuple[Summary, str]:
@@ -32,9 +32,17 @@ def _numpy_fingerprint_address(address: int, size_bytes: int) -> str:
     return fingerprint_blocks(bytes_at(address, size_bytes))
 
 
+def _no_summary(view: PreparedView, address: int) -> None:
+    return None
+
+
 summarize_address: Callable[[str, int, int], tuple[Summary, str]]
 """Statistics and fingerprint of memory: dtype, address and size in bytes."""
 summarize_address = _numpy_summarize_address if KERNEL is None else summarizing_with(KERNEL)
+
+summarize_view: Callable[[PreparedView, int], tuple[Summary, str] | None]
+"""Statistics and fingerprint of a view at an address, as it lies; None where it has to be put in order first."""
+summarize_view = _no_summary if KERNEL is None else summarizing_views_with(KERNEL)
 
 fingerprint_address: Callable[[int, int], str]
 """The fingerprint of memory: address and size in bytes."""

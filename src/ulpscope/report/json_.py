@@ -7,8 +7,6 @@ strings "NaN", "Infinity" and "-Infinity" in the number's place; null and absent
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,20 +14,23 @@ from typing import Any, TextIO
 
 from ulpscope.model import CallRecord, Comparison, Finding, Frame, Run, RunInfo, TensorRecord
 from ulpscope.report.counts import count_calls
+from ulpscope.report.json_pairs import PairLines
+from ulpscope.report.json_text import text
 from ulpscope.report.replacing import replacing
-from ulpscope.report.rows import COLUMNS, Row, num_rows, pair_rows
+from ulpscope.report.rows import COLUMNS, num_rows
 
 __all__ = ["COMPARISON_SCHEMA", "RUN_SCHEMA", "dump_comparison", "dump_run", "write_json"]
 
 COMPARISON_SCHEMA = "ulpscope.comparison/1"
 RUN_SCHEMA = "ulpscope.run/1"
 _ROWS_INSIDE = 20_000
-_NAMES = tuple(column.name for column in COLUMNS)
-_encode = json.JSONEncoder(allow_nan=False, default=repr).encode
 
 
-def write_json(comparison: Comparison, path: Path, *, rows_inside: int = _ROWS_INSIDE) -> None:
-    """Write the comparison; more than `rows_inside` pairs go to a csv beside it, named in their place."""
+def write_json(comparison: Comparison, path: Path, *, rows_inside: int = _ROWS_INSIDE, lines: PairLines | None = None) -> None:
+    """Write the comparison; more than `rows_inside` pairs go to a csv beside it, named in their place.
+
+    `lines` were told of the calls while they were judged.
+    """
     many = num_rows(comparison)
     table = None
     if many > rows_inside:
@@ -38,10 +39,10 @@ def write_json(comparison: Comparison, path: Path, *, rows_inside: int = _ROWS_I
         table = path.with_name(f"{path.stem}.pairs.csv")
         write_csv(comparison, table)
     with replacing(path) as temporary, temporary.open("x", encoding="utf-8") as stream:
-        dump_comparison(comparison, stream, table=None if table is None else {"table": table.name, "rows": many})
+        dump_comparison(comparison, stream, table=None if table is None else {"table": table.name, "rows": many}, lines=lines)
 
 
-def dump_comparison(comparison: Comparison, stream: TextIO, *, table: dict[str, Any] | None = None) -> None:
+def dump_comparison(comparison: Comparison, stream: TextIO, *, table: dict[str, Any] | None = None, lines: PairLines | None = None) -> None:
     """Write the comparison to an open file, pair by pair, or with `table` in the place of the pairs."""
     head = {
         "schema": COMPARISON_SCHEMA,
@@ -54,7 +55,7 @@ def dump_comparison(comparison: Comparison, stream: TextIO, *, table: dict[str, 
         "subject": _run_info(comparison.subject, comparison.subject_path),
         "reference": _run_info(comparison.reference, comparison.reference_path),
     }
-    _dump(head, "pairs", table or map(_pair, pair_rows(comparison)), stream)
+    _dump(head, "pairs", table or (lines or PairLines()).lines(comparison), stream)
 
 
 def dump_run(run: Run, records: Iterable[CallRecord], stream: TextIO) -> None:
@@ -66,63 +67,31 @@ def dump_run(run: Run, records: Iterable[CallRecord], stream: TextIO) -> None:
             {"rank": rank, "steps": _steps(run, rank), "ledger": [asdict(entry) for entry in run.ledger(rank)]} for rank in run.ranks()
         ],
     }
-    _dump(head, "records", map(_record, records), stream)
+    _dump(head, "records", map(text, map(_record, records)), stream)
 
 
 def _steps(run: Run, rank: int) -> list[dict[str, Any]]:
     return [{"step": step, "complete": run.is_complete(rank, step)} for step in run.steps(rank)]
 
 
-def _dump(head: dict[str, Any], last: str, items: dict[str, Any] | Iterator[dict[str, Any]], stream: TextIO) -> None:
-    """One key a line; `last` streams, one item a line."""
+def _dump(head: dict[str, Any], last: str, items: dict[str, Any] | Iterator[str], stream: TextIO) -> None:
+    """One key a line; `last` streams, one item a line, given as text."""
     stream.write("{\n")
     for key, value in head.items():
-        stream.write(f"{_text(key)}: {_text(value)},\n")
-    stream.write(f"{_text(last)}: ")
+        stream.write(f"{text(key)}: {text(value)},\n")
+    stream.write(f"{text(last)}: ")
     if isinstance(items, dict):
-        stream.write(_text(items))
+        stream.write(text(items))
     else:
         _dump_list(items, stream)
     stream.write("\n}\n")
 
 
-def _dump_list(items: Iterator[dict[str, Any]], stream: TextIO) -> None:
+def _dump_list(items: Iterator[str], stream: TextIO) -> None:
     stream.write("[")
     for place, item in enumerate(items):
-        stream.write(",\n" if place else "\n")
-        stream.write(_line(item))
+        stream.write(f",\n{item}" if place else f"\n{item}")
     stream.write("\n]")
-
-
-def _line(item: dict[str, Any]) -> str:
-    """The same as `_text` for keys that are texts, without a look at every value unless one of them is no number."""
-    try:
-        return _encode(item)
-    except ValueError:
-        return _text(item)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(_plain(value), allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """The value with NaN and infinities as strings, all the way down."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else _name_of(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
-
-
-def _name_of(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _pair(row: Row) -> dict[str, Any]:
-    return {name: cell for name, cell in zip(_NAMES, row, strict=True) if cell is not None}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

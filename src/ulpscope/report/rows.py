@@ -7,10 +7,10 @@ A cell is a plain value, or None where there is none. Why a metric has no value 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from ulpscope.model import (
     CallRecord,
@@ -28,11 +28,27 @@ from ulpscope.model import (
 )
 from ulpscope.model.nouns import dataclass
 
-__all__ = ["COLUMNS", "Cell", "Column", "Kind", "Row", "call_rows", "num_rows", "pair_rows"]
+__all__ = [
+    "COLUMNS",
+    "Cell",
+    "Column",
+    "Kind",
+    "Row",
+    "call_cells",
+    "call_rows",
+    "in_order",
+    "measured_cells",
+    "num_rows",
+    "pair_rows",
+    "slot_cells",
+    "source_cells",
+    "statistics_cells",
+]
 
 Kind: TypeAlias = Literal["text", "int", "float", "bool", "index"]
 Cell: TypeAlias = "str | int | float | bool | tuple[int, ...] | None"
 Row: TypeAlias = tuple[Cell, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +112,19 @@ _statistics_of = attrgetter(*_STATISTICS)
 
 def pair_rows(comparison: Comparison) -> Iterator[Row]:
     """Every slot pair in the order of the calls, step by step, those of condensed steps in their places."""
+    return in_order(comparison, call_rows, lambda row: row)
+
+
+def in_order(comparison: Comparison, of_call: Callable[[JudgedCall], Iterable[T]], of_row: Callable[[Row], T]) -> Iterator[T]:
+    """What each call gives and, in the places of condensed steps, each of their rows."""
     condensed = comparison.condensed
     steps = deque(condensed.steps if condensed else ())
     for call in comparison.calls:
         while condensed and steps and steps[0] < call.pair.record.step:
-            yield from condensed.rows(steps.popleft())
-        yield from call_rows(call)
+            yield from map(of_row, condensed.rows(steps.popleft()))
+        yield from of_call(call)
     for step in steps:
-        yield from condensed.rows(step) if condensed else ()
+        yield from map(of_row, condensed.rows(step)) if condensed else ()
 
 
 def num_rows(comparison: Comparison) -> int:
@@ -114,14 +135,15 @@ def num_rows(comparison: Comparison) -> int:
 
 def call_rows(call: JudgedCall) -> Iterator[Row]:
     """The slot pairs of one call; one that has none still gets a row."""
-    head, tail = _call_cells(call), _source_cells(call)
+    head, tail = call_cells(call), source_cells(call)
     for slot in call.slots:
         yield _slot_row(call, slot, head, tail)
     if not call.slots:
         yield _bare_row(call, head, tail)
 
 
-def _call_cells(call: JudgedCall) -> Row:
+def call_cells(call: JudgedCall) -> Row:
+    """The cells before `slot`."""
     record, pair = call.pair.record, call.pair
     names = (_name(pair.subject), _name(pair.reference))
     return (record.step, record.rank, record.order, record.level, record.phase, record.module, *names, pair.matched_by)
@@ -131,7 +153,8 @@ def _name(record: CallRecord | None) -> str | None:
     return None if record is None else str(record.call)
 
 
-def _source_cells(call: JudgedCall) -> Row:
+def source_cells(call: JudgedCall) -> Row:
+    """The cells from `source` to `differences`."""
     frame = call.pair.record.source
     source = f"{frame.file}:{frame.line} in {frame.function}" if frame else None
     differences = "; ".join(f"{item.what}: {item.subject} | {item.reference}" for item in call.differences)
@@ -139,10 +162,15 @@ def _source_cells(call: JudgedCall) -> Row:
 
 
 def _slot_row(call: JudgedCall, slot: JudgedSlot, head: Row, tail: Row) -> Row:
+    measured, remarks = measured_cells(slot.measurement)
+    statistics = (*statistics_cells(slot.pair.subject), *statistics_cells(slot.pair.reference))
+    return (*head, *slot_cells(call, slot), *measured, *statistics, *tail, remarks or None)
+
+
+def slot_cells(call: JudgedCall, slot: JudgedSlot) -> Row:
+    """The cells from `slot` to `reason`."""
     subject, reference, verdict = slot.pair.subject, slot.pair.reference, slot.verdict
-    measured, remarks = _measured_cells(slot.measurement)
     return (
-        *head,
         str(slot.pair.slot),
         None if subject is None else subject.dtype,
         None if reference is None else reference.dtype,
@@ -153,25 +181,20 @@ def _slot_row(call: JudgedCall, slot: JudgedSlot, head: Row, tail: Row) -> Row:
         verdict.multiple,
         verdict.rule,
         verdict.reason,
-        *measured,
-        *_statistics(subject),
-        *_statistics(reference),
-        *tail,
-        remarks or None,
     )
 
 
 def _bare_row(call: JudgedCall, head: Row, tail: Row) -> Row:
     verdict = (call.level, call.contribution, call.multiple, None, None)
-    measured, remarks = _measured_cells(NotMeasured("the call has no tensors"))
+    measured, remarks = measured_cells(NotMeasured("the call has no tensors"))
     return (*head, *(None,) * 5, *verdict, *measured, *_NO_STATISTICS, *_NO_STATISTICS, *tail, remarks)
 
 
-def _statistics(tensor: TensorRecord | None) -> Row:
+def statistics_cells(tensor: TensorRecord | None) -> Row:
     return _NO_STATISTICS if tensor is None or tensor.summary is None else _statistics_of(tensor.summary)
 
 
-def _measured_cells(measurement: Measurement) -> tuple[Row, str]:
+def measured_cells(measurement: Measurement) -> tuple[Row, str]:
     """The cells from `measured_from` to the last difference, and the remarks."""
     match measurement:
         case TensorMeasurement():

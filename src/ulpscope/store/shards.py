@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import threading
 from math import prod
 from pathlib import Path
@@ -19,6 +20,7 @@ import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError
 from ulpscope.model import DTYPES, TensorData, dtype
+from ulpscope.numerics.kept import Kept
 from ulpscope.numerics.rooms import LARGEST_KEPT, room_for
 from ulpscope.store.frames import AppendFile, FrameReader, TensorFrame, encode_start, encode_tensor, not_allowed, verify_regular
 from ulpscope.store.page_cache import PageCache
@@ -57,6 +59,11 @@ _SAFETENSORS_NAMES = {
 def content_key(hash: str, dtype: str, shape: tuple[int, ...]) -> str:
     """What a record calls a kept tensor: equal bytes share a hash, whatever they are read as."""
     return f"{hash}:{dtype}:{'x'.join(map(str, shape))}"
+
+
+_NUMBER = "[0-9]{1,19}"
+_NUMBERS = f"(?:{_NUMBER}(?:x{_NUMBER})*)?"
+_is_content = re.compile(f"([0-9a-f]{{32}}):([a-z0-9_]{{1,40}}):({_NUMBERS})(?::({_NUMBERS}):({_NUMBER}))?").fullmatch
 
 
 class Content(NamedTuple):
@@ -99,27 +106,11 @@ class Content(NamedTuple):
 
 
 def parse_content(content: str) -> Content:
-    hash, dtype, shape, *view = content.split(":", 5) if content.count(":") in (2, 4) else ("", "", "")
-    strides, offset = view or ("", "0")
-    if not (_is_hash(hash) and _is_name(dtype) and _are_numbers(shape) and _are_numbers(strides) and _is_number(offset)):
+    found = _is_content(content)
+    if found is None:
         raise InputError(f"{content[:80]!r} is not the key of a kept tensor; take it from the `content` of a record of the same run")
-    return Content(hash, dtype, _numbers(shape), _numbers(strides) if view else None, int(offset))
-
-
-def _is_hash(text: str) -> bool:
-    return len(text) == 32 and not text.strip("0123456789abcdef")
-
-
-def _is_name(text: str) -> bool:
-    return 0 < len(text) <= 40 and not text.strip("abcdefghijklmnopqrstuvwxyz0123456789_")
-
-
-def _are_numbers(text: str) -> bool:
-    return not text or all(map(_is_number, text.split("x")))
-
-
-def _is_number(text: str) -> bool:
-    return 0 < len(text) <= 19 and text.isascii() and text.isdigit()
+    hash, dtype, shape, strides, offset = found.groups()
+    return Content(hash, dtype, _numbers(shape), None if strides is None else _numbers(strides), int(offset or 0))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -243,19 +234,28 @@ class ShardIndex:
 
     def tensor(self, content: str) -> TensorData:
         """Map the bytes of a tensor, after making sure, the first time, that they are the ones that were written."""
+        asked, place, shard = self._found(content)
+        data = shard.bytes_at(place.offset, place.length)
+        if asked.hash not in self._verified:
+            if xxhash.xxh3_128_hexdigest(data) != asked.hash:
+                raise DamagedRunError(
+                    f"{shard.path}: the {place.length} bytes from {place.offset} are not those that were written; restore the file"
+                )
+            self._verified.add(asked.hash)
+        return TensorData(asked.dtype, asked.shape, asked.gathered(data))
+
+    def kept(self, content: str) -> Kept:
+        """Where a tensor lies, for somebody else to read and to verify."""
+        asked, place, shard = self._found(content)
+        shard.verify_holds(place.offset, place.length)
+        return Kept(shard, shard.fd, place.offset, place.length, *asked)
+
+    def _found(self, content: str) -> tuple[Content, TensorFrame, _OpenShard]:
         asked = parse_content(content)
-        hash = asked.hash
-        place = self._place(hash)
+        place = self._place(asked.hash)
         path = self._paths.get(place.shard) or self._paths.setdefault(place.shard, self._folder / shard_name(place.shard))
         asked.verify(place.length, path)
-        data = self._shard(place.shard, path).bytes_at(place.offset, place.length)
-        if hash not in self._verified:
-            if xxhash.xxh3_128_hexdigest(data) != hash:
-                raise DamagedRunError(
-                    f"{path}: the {place.length} bytes from {place.offset} are not those that were written; restore the file"
-                )
-            self._verified.add(hash)
-        return TensorData(asked.dtype, asked.shape, asked.gathered(data))
+        return asked, place, self._shard(place.shard, path)
 
     def _shard(self, number: int, path: Path) -> _OpenShard:
         if (known := self._shards.get(number)) is not None:
@@ -289,43 +289,47 @@ class _OpenShard:
     """A shard held open for reading; views of it stay good after it is closed."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = -1
+        self.path = path
+        self.fd = -1
         self._size = 0
         try:
-            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         except FileNotFoundError:
             raise DamagedRunError(f"{path} is missing, so its tensors cannot be read") from None
         except PermissionError as error:
             raise not_allowed(path) from error
 
     def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        if self.fd >= 0:
+            os.close(self.fd)
 
     def bytes_at(self, offset: int, length: int) -> memoryview:
         """A read-only view of part of the file; its mapping lives as long as the view, so memory stays flat over many tensors."""
-        if offset + length > self._size:
-            self._size = verify_regular(self._path, os.fstat(self._fd))
-        if offset + length > self._size:
-            found = f"{self._path} holds {self._size} bytes"
-            raise DamagedRunError(f"{found}, but a tensor should lie at {offset} to {offset + length}: it is cut off")
+        self.verify_holds(offset, length)
         if length < COPY_BELOW:
             return self._copied(offset, length)
         return self._read(offset, length) if length <= READ_UP_TO else self._mapped(offset, length)
+
+    def verify_holds(self, offset: int, length: int) -> None:
+        """Make sure that this is a file and that it is long enough."""
+        if offset + length > self._size:
+            self._size = verify_regular(self.path, os.fstat(self.fd))
+        if offset + length > self._size:
+            found = f"{self.path} holds {self._size} bytes"
+            raise DamagedRunError(f"{found}, but a tensor should lie at {offset} to {offset + length}: it is cut off")
 
     def _read(self, offset: int, length: int) -> memoryview:
         """A copy in memory that was used before: several threads map and unmap files only one after the other."""
         room = room_for(length)
         done = 0
-        while done < length and (more := os.preadv(self._fd, [room[done:]], offset + done)):
+        while done < length and (more := os.preadv(self.fd, [room[done:]], offset + done)):
             done += more
         return room[:done].toreadonly()
 
     def _mapped(self, offset: int, length: int) -> memoryview:
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         try:
-            mapping = mmap.mmap(self._fd, offset + length - start, access=mmap.ACCESS_READ, offset=start)
+            mapping = mmap.mmap(self.fd, offset + length - start, access=mmap.ACCESS_READ, offset=start)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENODEV):
                 raise
@@ -335,8 +339,8 @@ class _OpenShard:
         return memoryview(mapping)[offset - start :]
 
     def _copied(self, offset: int, length: int) -> memoryview:
-        data = os.pread(self._fd, length, offset)
-        while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
+        data = os.pread(self.fd, length, offset)
+        while len(data) < length and (more := os.pread(self.fd, length - len(data), offset + len(data))):
             data += more
         return memoryview(data)
 

@@ -8,17 +8,32 @@ busy as there are cores. The standard library's executors wait for a worker inst
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from types import TracebackType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+
+    class Shared(Protocol):
+        """Work that several threads do together."""
+
+        def work(self) -> None:
+            """Work until nothing is left to begin."""
+
+        def stop(self) -> None:
+            """Let those who work begin nothing more."""
+
 
 __all__ = ["Ahead", "Task"]
 
 T = TypeVar("T")
 Tasks: TypeAlias = "SimpleQueue[Task[Any] | None]"
 _MOST_THREADS = 8
+_INTERVAL = 0.0005  # a thread that comes back for more work would otherwise idle for 5 ms while the interpreter is busy
 
 
 class Task(Generic[T]):
@@ -68,18 +83,31 @@ class Ahead:
     def __init__(self) -> None:
         self._tasks: Tasks = SimpleQueue()
         self._threads: list[Thread] = []
+        self._shared: WeakSet[Shared] = WeakSet()
         self._most = min(_MOST_THREADS, _num_cores()) - 1
+        self._interval = sys.getswitchinterval()
 
     def __enter__(self) -> Ahead:
+        if self._most > 0:
+            sys.setswitchinterval(min(_INTERVAL, self._interval))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Whatever was not begun is left undone."""
+        sys.setswitchinterval(self._interval)
         for _ in self._threads:
             self._tasks.put(None)
         self._most = 0
+        for shared in self._shared:
+            shared.stop()
         for thread in self._threads:
             thread.join()
+
+    def share(self, work: Shared) -> None:
+        """Have every thread that is free work on it; what is left when the block ends is left undone."""
+        self._shared.add(work)
+        for _ in range(self._most):
+            self.submit(work.work)
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Task[T]:
         task = Task(self._tasks, work, *arguments)

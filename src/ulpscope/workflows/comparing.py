@@ -19,7 +19,7 @@ from ulpscope.workflows.collecting import rare_collections
 from ulpscope.workflows.measuring import measured_steps
 
 if TYPE_CHECKING:
-    from ulpscope.model import Comparison, Run
+    from ulpscope.model import Comparison, JudgedCall, Run
     from ulpscope.workflows.replaying import ReplayMode
 
 __all__ = ["compare_runs"]
@@ -36,6 +36,7 @@ def compare_runs(
     replay_seconds: float = 600.0,
     repeat: Run | str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    judged: Callable[[JudgedCall], None] | None = None,
 ) -> Comparison:
     """Compare two runs, given as paths or as open runs.
 
@@ -46,7 +47,8 @@ def compare_runs(
     `mapping` is a file of rules for renamed modules and calls; `progress` is told how much of the whole is done. `replay` says which
     calls are run again in a higher precision on their own inputs: what differs until the cause is found (`needed`), everything that
     differs (`all`) or nothing (`none`), for `replay_seconds` at most. `repeat` is the reference recorded once more: what differs as much
-    between those two is not deterministic, and no fault.
+    between those two is not deterministic, and no fault. `judged` is told of each call as it gets its verdict; what it contributed is known
+    only at the end.
     """
     started = time.perf_counter()
     if rules != "derived":
@@ -63,7 +65,8 @@ def compare_runs(
 
         bands = None if repeat is None else measured_bands(theirs, _opened(repeat), rules, ahead)
         replaying = Replaying(ours, theirs, replay if rules == "derived" else "none", replay_seconds)
-        comparison = judge_runs(steps, ours, theirs, overlap, rules, progress or _silent, replaying, bands)
+        told = (progress or _silent, judged or _unheard)
+        comparison = judge_runs(steps, ours, theirs, overlap, rules, *told, replaying, bands)
     return replace(comparison, elapsed_s=time.perf_counter() - started)
 
 
@@ -72,4 +75,8 @@ def _opened(run: Run | str | Path) -> Run:
 
 
 def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _unheard(call: JudgedCall) -> None:
     pass

@@ -47,13 +47,14 @@ def judge_runs(
     overlap: Overlap,
     rules: str,
     progress: Callable[[int, int], None],
+    told: Callable[[JudgedCall], None],
     replaying: Replaying,
     bands: Bands | None,
 ) -> Comparison:
     """The comparison of two runs from their measured steps."""
     latest: list[PairReplay | None] = []
     found = _judge_steps(steps, len(overlap.common), rules, progress, replaying, latest, bands)
-    judged, replays, condensed = kept_calls((call, latest.pop()) for call in found)
+    judged, replays, condensed = kept_calls((call, latest.pop()) for call in _telling(told, found))
     _check_common(judged, subject, reference)
     precision = replaying.precision
     if not precision and (operands := operand_format(judged)) is not None:
@@ -73,6 +74,12 @@ def judge_runs(
         condensed=condensed,
         precision=precision,
     )
+
+
+def _telling(told: Callable[[JudgedCall], None], calls: Iterable[JudgedCall]) -> Iterator[JudgedCall]:
+    for call in calls:
+        told(call)
+        yield call
 
 
 def measured_bands(reference: Run, repeat: Run, rules: str, ahead: Ahead) -> Bands:

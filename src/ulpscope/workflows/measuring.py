@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
 from ulpscope.match import Mapping, match_calls
-from ulpscope.measure import measure_slot, with_shape
+from ulpscope.measure import measure_slot, measure_sums, with_shape
 from ulpscope.model import CallRecord, Frame, Measurement, Pair, Run, SlotPair, TensorMeasurement, TensorRecord
+from ulpscope.numerics.kept import Kept
+from ulpscope.numerics.kept_pairs import KeptPairs, Scratch
+from ulpscope.store import DirectoryRun
 from ulpscope.workflows.ahead import Ahead, Task
 
 __all__ = ["MeasuredStep", "measured_steps"]
@@ -26,7 +30,8 @@ def measured_steps(
 ) -> Iterator[MeasuredStep]:
     """The given ranks and steps in their order. The first is under way when this returns, every other one before its turn."""
     stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
-    steps = (MeasuredStep(subject, reference, rank, step, mapping, stacks, ahead) for rank, step in parts)
+    scratch = Scratch()
+    steps = (MeasuredStep(subject, reference, rank, step, mapping, stacks, ahead, scratch) for rank, step in parts)
     return _one_ahead(next(steps), steps)
 
 
@@ -35,6 +40,13 @@ def _one_ahead(first: MeasuredStep, rest: Iterable[MeasuredStep]) -> Iterator[Me
         yield first
         first = following
     yield first
+
+
+class _Sums(NamedTuple):
+    """A slot whose values are looked at by the kernel alone."""
+
+    number: int
+    slot: SlotPair
 
 
 class MeasuredStep:
@@ -49,6 +61,7 @@ class MeasuredStep:
         mapping: Mapping | None,
         stacks: dict[tuple[Frame, ...], tuple[Frame, ...]],
         ahead: Ahead,
+        scratch: Scratch,
     ) -> None:
         self.rank = rank
         self.step = step
@@ -56,10 +69,16 @@ class MeasuredStep:
         self.pairs = match_calls(ours, theirs, mapping)
         self._read_subject = lambda content: subject.tensor(rank, step, content)
         self._read_reference = lambda content: reference.tensor(rank, step, content)
-        self._known: dict[Hashable, tuple[tuple[int, ...], Measurement | Task[Measurement]]] = {}
+        self._known: dict[Hashable, tuple[tuple[int, ...], Measurement | Task[Measurement] | _Sums]] = {}
+        self._kept = KeptPairs(scratch)
         for slot in (slot for pair in self.pairs for slot in pair.slots):
-            if _is_work(slot) and (key := _values(slot)) is not None and key not in self._known:
-                self._known[key] = (_shape(slot), ahead.submit(self._measure, slot))
+            if _has_values(slot) and (key := _values(slot)) is not None and key not in self._known:
+                if (number := self._kept.add(_kept(subject, self, slot.subject), _kept(reference, self, slot.reference))) is not None:
+                    self._known[key] = (_shape(slot), _Sums(number, slot))
+                elif prod(_shape(slot)) >= _LARGE:
+                    self._known[key] = (_shape(slot), ahead.submit(self._measure, slot))
+        self._kept.begin()
+        ahead.share(self._kept)
 
     def measurements(self, pair: Pair) -> list[Measurement]:
         return [self._measurement(slot) for slot in pair.slots]
@@ -72,11 +91,19 @@ class MeasuredStep:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = (shape, self._measure(slot))
-        elif isinstance(known[1], Task):
-            known = self._known[key] = (known[0], known[1].result())
+        elif isinstance(known[1], (Task, _Sums)):
+            known = self._known[key] = (known[0], known[1].result() if isinstance(known[1], Task) else self._measured(known[1]))
         as_measured, found = known
-        assert not isinstance(found, Task)
+        assert not isinstance(found, (Task, _Sums))
         return with_shape(found, as_measured, shape) if as_measured != shape and isinstance(found, TensorMeasurement) else found
+
+    def _measured(self, sums: _Sums) -> Measurement:
+        compared = self._kept.compared(sums.number)
+        if compared is None:
+            return self._measure(sums.slot)
+        record = sums.slot.subject
+        assert record is not None
+        return measure_sums(record.dtype, record.shape, *compared)
 
     def _measure(self, slot: SlotPair) -> Measurement:
         return measure_slot(slot, self._read_subject, self._read_reference)
@@ -114,10 +141,18 @@ def _is_read(ours: TensorRecord, theirs: TensorRecord) -> bool:
     return ours.fingerprint is None or ours.fingerprint != theirs.fingerprint
 
 
-def _is_work(slot: SlotPair) -> bool:
-    """Whether values have to be read, and enough of them to be worth a thread."""
+def _has_values(slot: SlotPair) -> bool:
+    """Whether values have to be read."""
     ours, theirs = slot.subject, slot.reference
-    return ours is not None and theirs is not None and prod(ours.shape) >= _LARGE and _is_read(ours, theirs)
+    return ours is not None and theirs is not None and _is_read(ours, theirs)
+
+
+def _kept(run: Run, step: MeasuredStep, record: TensorRecord | None) -> Kept | None:
+    """Where the values lie, as far as they are those that the record speaks of."""
+    if not isinstance(run, DirectoryRun) or record is None or record.content is None:
+        return None
+    found = run.kept(step.rank, step.step, record.content)
+    return found if found is not None and (found.dtype, found.shape) == (record.dtype, record.shape) else None
 
 
 def _value(record: TensorRecord) -> Hashable | None:
