@@ -48,7 +48,6 @@ from ulpscope.store.frames import (
 )
 from ulpscope.store.ledger import LedgerFile, read_ledger
 from ulpscope.store.page_cache import PageCache
-from ulpscope.store.parquet import write_parquet
 from ulpscope.store.shards import ShardIndex, ShardWriter, content_key, tensor_bytes
 
 __all__ = ["RECORDS", "RUN_JSON", "DirectoryRun", "DirectorySink", "create_run", "recognize"]
@@ -245,6 +244,8 @@ class DirectorySink:
             self._ledger.flush()
 
     def _copy_to_parquet(self, folder: Path) -> None:
+        from ulpscope.store.parquet import write_parquet  # only here: reading a run needs no NumPy
+
         try:
             write_parquet(folder / RECORDS, folder / PARQUET)
         except Exception as error:  # whatever it is: a copy is not worth failing for

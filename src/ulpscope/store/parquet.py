@@ -3,35 +3,94 @@
 
 The frames are the record; this copy is never read back. It holds no column statistics: readers that skip row groups by
 the minimum and maximum of a float column lose the rows with NaN, which are the ones people look for.
+
+It is made inside the training process and has to be cheap, so calls and slots are not decoded one by one:
+
+- NumPy walks through the MessagePack of all of them at once, element by element; numbers and text are taken from where they lie, and
+  what repeats (arguments, shapes, names) is decoded once for each distinct run of bytes;
+- steps resemble each other: where a step tells byte for byte what the last one told, its columns are used again;
+- where slots begin is guessed from how they begin, and proven: each must end exactly where the next one begins.
+
+A file that is not written as we write it (further elements, other widths) is decoded and encoded again first, and then goes the same way.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import msgspec
+import numpy as np
 
-from ulpscope.model import Role, Slot
-from ulpscope.store.frames import FILE_MODE, CallFrame, FrameReader, SlotRow, StackFrame, StartFrame, SummaryRow
+from ulpscope.errors import DamagedRunError
+from ulpscope.model import FORMAT_VERSION, ROLES, Level, Phase, Slot
+from ulpscope.store.arrow_arrays import (
+    coded_words,
+    cut_out,
+    in_order,
+    integer_array,
+    list_array,
+    plain_array,
+    text_array,
+    told_apart,
+    word_array,
+)
+from ulpscope.store.frames import (
+    FILE_MODE,
+    MAX_BODY,
+    UNREADABLE,
+    CallFrame,
+    EndFrame,
+    FrameReader,
+    SlotRow,
+    StackFrame,
+    StartFrame,
+    SummaryRow,
+    TensorFrame,
+    open_regular,
+)
+from ulpscope.store.packed_values import Flags, Integers, Unusual, Walk, expect
 
 __all__ = ["write_parquet"]
 
 RECORDS_IN_GROUP = 5_000
+BYTES_IN_GROUP = 64 << 20
+BYTES_REMEMBERED = 4 << 20
+BYTES_AT_ONCE = 64 << 10  # fresh pages cost more than what is done with them
 
-_CALL_COLUMNS = CallFrame.__struct_fields__
-_SLOT_COLUMNS = SlotRow.__struct_fields__
+Stacks: TypeAlias = dict[int, StackFrame]
+
 _SUMMARY_COLUMNS = SummaryRow.__struct_fields__
-_NO_SOURCE = (None,) * 4
-_NO_SLOT = (None,) * len(_SLOT_COLUMNS)
-_NO_SUMMARY = (None,) * len(_SUMMARY_COLUMNS)
+_REALS = ("min", "max", "mean", "rms")
+_NUM_ABOUT = SlotRow.__struct_fields__.index("summary")
+_CALL = 2
 
+_HEAD = struct.Struct("<II")
 _json = json.JSONEncoder(default=str, check_circular=False).encode
+_encode = msgspec.msgpack.Encoder().encode
+_types = {field.name: field.type for field in msgspec.structs.fields(CallFrame)}
+_call_decoder = msgspec.msgpack.Decoder(CallFrame)
+_other_decoder = msgspec.msgpack.Decoder(StartFrame | StackFrame | EndFrame | TensorFrame)
+_context_decoder = msgspec.msgpack.Decoder(GenericAlias(tuple, (_types["arguments"], _types["modes"], list[None])))
+_about_decoder = msgspec.msgpack.Decoder(SlotRow)
+
+
+class _Group(NamedTuple):
+    """Calls that become rows together, as places in the data."""
+
+    data: bytes
+    begins: Integers
+    ends: Integers
+    num_slots: Integers
+    slots: Integers  # where each slot begins
+    slots_end: dict[int, int]  # where the slots of a call end, for those without any at least
 
 
 def write_parquet(records: Path, table: Path) -> bool:
@@ -41,76 +100,302 @@ def write_parquet(records: Path, table: Path) -> bool:
         import pyarrow.parquet as pq
     except ImportError:
         return False
-    schema = _schema(pa)
     draft = table.with_name(f".{table.name}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), FILE_MODE)
     try:
-        with os.fdopen(fd, "wb") as file, pq.ParquetWriter(file, schema, write_statistics=False) as writer:
-            for group in _groups(records):
-                writer.write_table(pa.table(_columns(pa, schema, *group), schema=schema))
+        try:
+            _write(pa, pq, draft, _groups(records))
+        except (Unusual, IndexError, pa.ArrowInvalid, *UNREADABLE):
+            _write(pa, pq, draft, _groups_encoded_again(records))
         draft.replace(table)
-    finally:
+    except BaseException:
         draft.unlink(missing_ok=True)
+        raise
     return True
 
 
-def _schema(pa: Any) -> Any:
-    text, integer, real, sizes, flag = pa.string(), pa.int64(), pa.float64(), pa.list_(pa.int64()), pa.bool_()
-    call = {"rank": integer, "step": integer, "order": integer, "op": text, "index": integer, "phase": text, "level": text}
-    context = {"module": text, "parent": text, "recompute": flag, "arguments": text, "file": text, "line": integer, "function": text}
-    slot = {"slot": text, "dtype": text, "shape": sizes, "strides": sizes, "device": text, "requires_grad": flag}
-    summary = {name: real if name in ("min", "max", "mean", "rms") else integer for name in _SUMMARY_COLUMNS}
-    return pa.schema([*(call | context | slot | summary | {"fingerprint": text, "content": text, "note": text}).items()])
+def _write(pa: Any, pq: Any, draft: Path, groups: Iterable[tuple[StartFrame, _Group, Stacks]]) -> None:
+    schema, words = _schema(pa)
+    options = {"write_statistics": False, "use_dictionary": words, "store_schema": False, "write_batch_size": 1 << 16}
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE))
+    with (
+        pa.output_stream(str(draft), compression=None, buffer_size=BYTES_AT_ONCE) as file,
+        pq.ParquetWriter(file, schema, **options) as writer,
+    ):
+        for group in groups:
+            columns = _columns(pa, *group)
+            writer.write_table(pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema))
 
 
-def _groups(path: Path) -> Iterator[tuple[StartFrame, list[CallFrame], dict[int | None, StackFrame]]]:
-    frames = iter(FrameReader(path))
-    start = next(frames)
-    stacks: dict[int | None, StackFrame] = {}
-
-    def calls() -> Iterator[CallFrame]:
-        for frame in frames:
-            if isinstance(frame, CallFrame):
-                yield frame
-            elif isinstance(frame, StackFrame):
-                stacks[frame.id] = frame
-
-    remaining = calls()
-    while group := list(islice(remaining, RECORDS_IN_GROUP)):
-        yield start, group, stacks
+@lru_cache(maxsize=1)
+def _schema(pa: Any) -> tuple[Any, list[str]]:
+    """The columns, and which of them travel as codes of distinct words: the file does not keep this schema, and readers see plain text."""
+    words, text, integer, real, flag = pa.dictionary(pa.int32(), pa.string()), pa.string(), pa.int64(), pa.float64(), pa.bool_()
+    sizes = pa.list_(pa.int64())
+    call = {"rank": integer, "step": integer, "order": integer, "op": words, "index": integer, "phase": words, "level": words}
+    context = {"module": words, "parent": words, "recompute": flag, "arguments": words, "file": words, "line": integer, "function": words}
+    slot = {"slot": words, "dtype": words, "shape": sizes, "strides": sizes, "device": words, "requires_grad": flag}
+    summary = {name: real if name in _REALS else integer for name in _SUMMARY_COLUMNS}
+    types = call | context | slot | summary | {"fingerprint": text, "content": words, "note": words}
+    return pa.schema([*types.items()]), [name for name, kind in types.items() if kind is words]
 
 
-def _columns(pa: Any, schema: Any, start: StartFrame, calls: list[CallFrame], stacks: dict[int | None, StackFrame]) -> dict[str, Any]:
+# ---- reading
+
+
+def _groups(path: Path) -> Iterator[tuple[StartFrame, _Group, Stacks]]:
+    """The calls of the file as far as its frames are good, found without decoding them."""
+    start: StartFrame | None = None
+    stacks: Stacks = {}
+    rest, more = b"", True
+    with open_regular(path) as file:
+        size = min(os.fstat(file.fileno()).st_size + 1, BYTES_IN_GROUP)
+        while more and (block := os.read(file.fileno(), size)):
+            data = rest + block if rest else block
+            bounds, more = _good_frames(data)
+            begins, ends = bounds[:-1] + _HEAD.size, bounds[1:]
+            is_call = np.frombuffer(data, np.uint8).take(begins + 1) == _CALL
+            for frame in _decoded(data, begins[~is_call], ends[~is_call]):
+                if isinstance(frame, StackFrame):
+                    stacks[frame.id] = frame
+                elif isinstance(frame, StartFrame):
+                    start = frame
+            if start is None or start.version > FORMAT_VERSION:
+                raise Unusual
+            begins, ends = begins[is_call], ends[is_call]
+            for k in range(0, len(begins), RECORDS_IN_GROUP):
+                yield start, _found(data, begins[k : k + RECORDS_IN_GROUP], ends[k : k + RECORDS_IN_GROUP]), stacks
+            rest = data[bounds[-1] :]
+    expect(start is not None)
+
+
+def _good_frames(data: bytes) -> tuple[Integers, bool]:
+    """Where the frames begin, then where the last of them ends; and whether more data could tell of more."""
+    bounds, at, size = [0], 0, len(data)
+    unpack, crc32 = _HEAD.unpack_from, zlib.crc32
+    while at + 8 <= size:
+        length, checksum = unpack(data, at)
+        end = at + 8 + length
+        if end > size or crc32(data[at + 8 : end]) != checksum:
+            return np.array(bounds), end > size and length <= MAX_BODY
+        bounds.append(end)
+        at = end
+    return np.array(bounds), True
+
+
+def _decoded(data: bytes, begins: Integers, ends: Integers) -> Iterator[Any]:
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        yield _other_decoder.decode(data[begin:end])
+
+
+_BEGINS_ROLE = np.zeros(1 << 16, np.bool_)
+_BEGINS_ROLE[[(0xA0 + len(role)) << 8 | ord(role[0]) for role in ROLES]] = True
+
+
+def _found(data: bytes, begins: Integers, ends: Integers) -> _Group:
+    """A slot begins as a list of ten, of which the first is a list of two, of which the first is a role."""
+    codes = np.frombuffer(data, np.uint8, int(ends[-1]))
+    within = range(int(begins[0]), len(codes) - 3)
+    blocks = (within[k : k + BYTES_AT_ONCE] for k in range(0, len(within), BYTES_AT_ONCE))
+    marks = np.concatenate([np.flatnonzero(codes[block.start : block.stop] == 0x9A) + block.start for block in blocks])
+    marks = marks[codes.take(marks + 1) == 0x92]
+    slots = marks[_BEGINS_ROLE.take(codes.take(marks + 2).astype(np.int64) << 8 | codes.take(marks + 3))]
+    num_slots = np.diff(np.searchsorted(slots, begins), append=len(slots))
+    without = np.flatnonzero(num_slots == 0).tolist()
+    return _Group(data, begins, ends, num_slots, slots, {k: _end_of_no_slots(data[begins[k] : ends[k]], int(ends[k])) for k in without})
+
+
+def _end_of_no_slots(body: bytes, end: int) -> int:
+    call = _call_decoder.decode(body)
+    expect(not call.slots)
+    return end - 1 - len(_encode(call.stack))
+
+
+def _groups_encoded_again(path: Path) -> Iterator[tuple[StartFrame, _Group, Stacks]]:
+    reader = FrameReader(path)
+    frames = iter(reader)
+    start = next(frames, None)
+    if not isinstance(start, StartFrame):
+        raise DamagedRunError(f"{path} does not begin as the records of a step do; no table was made of it")
+    stacks: Stacks = {}
+    calls: list[CallFrame] = []
+    end = BYTES_IN_GROUP
+    for frame in frames:
+        if isinstance(frame, CallFrame):
+            calls.append(frame)
+        elif isinstance(frame, StackFrame):
+            stacks[frame.id] = frame
+        if len(calls) == RECORDS_IN_GROUP or (calls and reader.position > end):
+            yield start, _encoded_again(calls), stacks
+            calls, end = [], reader.position + BYTES_IN_GROUP
+    if calls:
+        yield start, _encoded_again(calls), stacks
+
+
+def _encoded_again(calls: list[CallFrame]) -> _Group:
+    bodies = [_encode(call) for call in calls]
+    bounds = np.cumsum([0, *map(len, bodies)])
+    slots: list[int] = []
+    slots_end = {}
+    for k, call in enumerate(calls):
+        at = slots_end[k] = int(bounds[k + 1]) - 1 - len(_encode(call.stack))
+        sizes = np.array([len(_encode(slot)) for slot in call.slots], np.int64)
+        slots += (at - sizes[::-1].cumsum()[::-1]).tolist()
+    num_slots = np.array([len(call.slots) for call in calls])
+    return _Group(b"".join(bodies), bounds[:-1], bounds[1:], num_slots, np.array(slots, np.int64), slots_end)
+
+
+# ---- columns
+
+
+class _Last(NamedTuple):
+    """What the last group told in these bytes, and the columns that were made of them."""
+
+    pieces: Any
+    others: tuple[Any, ...]
+    columns: dict[str, Any]
+
+
+_last: dict[str, _Last] = {}
+
+
+def _remember(kind: str, pieces: Any, others: tuple[Any, ...], columns: dict[str, Any]) -> dict[str, Any]:
+    if pieces.nbytes <= BYTES_REMEMBERED:
+        _last[kind] = _Last(pieces, others, columns)
+    return columns
+
+
+def _columns(pa: Any, start: StartFrame, group: _Group, stacks: Stacks) -> dict[str, Any]:
     """A call without slots has one row, whose slot is null."""
-    per_call = _transposed(_CALL_COLUMNS, map(msgspec.structs.astuple, calls))
-    per_call["arguments"] = [_arguments_text(arguments) for arguments in per_call["arguments"]]
-    per_call |= _transposed(("file", "line", "function", "code"), (_source(stacks.get(stack)) for stack in per_call["stack"]))
-
-    slots = list(chain.from_iterable(slots or (None,) for slots in per_call["slots"]))
-    per_slot = _transposed(_SLOT_COLUMNS, (_NO_SLOT if slot is None else msgspec.structs.astuple(slot) for slot in slots))
-    per_slot["slot"] = [None if slot is None else _slot_text(slot.role, slot.path) for slot in per_slot["slot"]]
-    per_slot |= _transposed(_SUMMARY_COLUMNS, (_NO_SUMMARY if row is None else msgspec.structs.astuple(row) for row in per_slot["summary"]))
-    per_slot |= {"rank": [start.rank] * len(slots), "step": [start.step] * len(slots)}
-
-    rows = pa.array(list(chain.from_iterable([number] * max(1, len(slots)) for number, slots in enumerate(per_call["slots"]))))
-    types = {field.name: field.type for field in schema}
-    arrays = {name: pa.array(values, types[name]).take(rows) for name, values in per_call.items() if name in types}
-    return arrays | {name: pa.array(values, types[name]) for name, values in per_slot.items() if name in types}
+    num_rows = np.maximum(group.num_slots, 1)
+    rows = np.repeat(np.arange(len(num_rows)), num_rows)
+    walk = Walk(group.data, group.slots)
+    slots = _slot_columns(pa, walk)
+    calls = _call_columns(pa, group, _ends_of_slots(group, walk.at), stacks, rows)
+    if not group.num_slots.all():
+        slots = _spread(pa, slots, np.repeat(group.num_slots > 0, num_rows))
+    run = {name: plain_array(pa, np.full(len(rows), number, np.int64)) for name, number in (("rank", start.rank), ("step", start.step))}
+    return run | calls | slots
 
 
-def _transposed(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
-    return dict(zip(names, zip(*rows, strict=True), strict=True))
+def _spread(pa: Any, columns: dict[str, Any], filled: Flags) -> dict[str, Any]:
+    """The columns with nulls where nothing is filled in."""
+    places = plain_array(pa, np.maximum(np.cumsum(filled) - 1, 0), ~filled)
+    return {name: column.take(places) for name, column in columns.items()}
 
 
-def _source(stack: StackFrame | None) -> tuple[Any, ...]:
-    return stack.lines[0] if stack is not None and stack.lines else _NO_SOURCE
+def _ends_of_slots(group: _Group, ends: Integers) -> Integers:
+    """Where the slots of each call end; one that another follows must end where that begins."""
+    last = np.cumsum(group.num_slots) - 1
+    followed = np.ones(len(ends), np.bool_)
+    followed[last[group.num_slots > 0]] = False
+    expect((ends[:-1] == group.slots[1:]) | ~followed[:-1])
+    found = ends[last] if len(ends) else last
+    for k, end in group.slots_end.items():
+        found[k] = end
+    return found
 
 
-@lru_cache(maxsize=4096)
-def _slot_text(role: Role, path: tuple[int | str, ...]) -> str:
-    return str(Slot(role, path))
+def _call_columns(pa: Any, group: _Group, slots_end: Integers, stacks: Stacks, rows: Integers) -> dict[str, Any]:
+    """What a call tells in front of its slots and behind them."""
+    has_slots = group.num_slots > 0
+    slots_begin = slots_end.copy()
+    slots_begin[has_slots] = group.slots[(np.cumsum(group.num_slots) - group.num_slots)[has_slots]]
+    sources = {number: stack.lines[0][:3] for number, stack in stacks.items() if stack.lines}
+    begins, ends = np.stack([group.begins, slots_end], axis=1).ravel(), np.stack([slots_begin, group.ends], axis=1).ravel()
+    pieces, others = cut_out(pa, group.data, begins, ends), (group.num_slots.tobytes(), sources)
+    last = _last.get("calls")
+    if last is not None and last.others == others and pieces.equals(last.pieces):
+        return last.columns
+
+    walk = Walk(group.data, group.begins)
+    walk.enter(len(CallFrame.__struct_fields__) + 1)
+    walk.at = walk.at + 1
+    columns = {"order": integer_array(pa, walk, rows), "op": word_array(pa, walk, rows), "index": integer_array(pa, walk, rows)}
+    columns |= {name: word_array(pa, walk, rows) for name in ("phase", "level", "module", "parent")}
+    expect(
+        {*columns["phase"].dictionary.to_pylist()} <= {*get_args(Phase)}
+        and {*columns["level"].dictionary.to_pylist()} <= {*get_args(Level)}
+    )
+    columns["arguments"] = _arguments(pa, cut_out(pa, group.data, walk.at, slots_begin), group.num_slots, rows)
+    walk.at = slots_end
+    columns |= _sources(pa, *walk.integers(), sources, rows)
+    columns["recompute"] = plain_array(pa, walk.flags()[rows])
+    expect(walk.at == group.ends)
+    return _remember("calls", pieces, others, columns)
+
+
+def _arguments(pa: Any, pieces: Any, num_slots: Integers, rows: Integers) -> Any:
+    """The text of the arguments, once for each distinct sequence of arguments, modes and the beginning of a list of so many slots."""
+    codes, distinct = told_apart(pieces)
+    counts = np.zeros(len(distinct), np.int64)
+    counts[codes] = num_slots
+    expect(counts[codes] == num_slots)
+    contexts = [_context_decoder.decode(b"\x93" + one + b"\xc0" * count) for one, count in zip(distinct, counts.tolist(), strict=True)]
+    return coded_words(pa, codes[rows], [_arguments_text(arguments) for arguments, _, _ in contexts])
 
 
 def _arguments_text(arguments: Any) -> str | None:
     """Positional and keyword arguments in JSON as Python writes it, where NaN stays NaN."""
     return None if arguments is None else _json([arguments.args, arguments.kwargs or {}])
+
+
+def _sources(pa: Any, numbers: Integers, absent: Flags | None, sources: dict[int, tuple[str, int, str]], rows: Integers) -> dict[str, Any]:
+    """Where the innermost line of each call's stack is."""
+    place = {number: k for k, number in enumerate(sources)}
+    codes = np.array([place.get(number, -1) for number in numbers.tolist()], np.int64)
+    codes = (codes if absent is None else np.where(absent, -1, codes))[rows]
+    files, lines, functions = ([source[k] for source in sources.values()] for k in range(3))
+    line = plain_array(pa, np.array([*lines, 0], np.int64)[codes], codes < 0)
+    return {"file": coded_words(pa, codes, files), "line": line, "function": coded_words(pa, codes, functions)}
+
+
+def _slot_columns(pa: Any, walk: Walk) -> dict[str, Any]:
+    columns = _about_columns(pa, walk) | _summary_columns(pa, walk)
+    columns |= {"fingerprint": text_array(pa, walk), "content": word_array(pa, walk), "note": word_array(pa, walk)}
+    expect(columns["note"].null_count == 0)
+    return columns
+
+
+def _about_columns(pa: Any, walk: Walk) -> dict[str, Any]:
+    """What is told of a tensor besides its values. Slots that begin with the very bytes of the last step's need not be walked through."""
+    begins, last = walk.at, _last.get("slots")
+    if last is not None and len(last.pieces) == len(begins):
+        ends = begins + last.others[0]
+        if in_order(begins, ends, len(walk.data)) and cut_out(pa, walk.data, begins, ends).equals(last.pieces):
+            walk.at = ends
+            return last.columns
+    walk.enter(len(SlotRow.__struct_fields__))
+    first = walk.at
+    walk.skip(_NUM_ABOUT, before=np.append(begins[1:], len(walk.data)))
+    codes, distinct = told_apart(cut_out(pa, walk.data, first, walk.at))
+    columns = _told_columns(pa, codes, [_about_decoder.decode((0x90 + _NUM_ABOUT).to_bytes(1, "big") + one) for one in distinct])
+    return _remember("slots", cut_out(pa, walk.data, begins, walk.at), (walk.at - begins,), columns)
+
+
+def _told_columns(pa: Any, codes: Integers, told: list[SlotRow]) -> dict[str, Any]:
+    indices = plain_array(pa, codes)
+    return {
+        "slot": coded_words(pa, codes, [str(Slot(row.slot.role, row.slot.path)) for row in told]),
+        "dtype": coded_words(pa, codes, [row.dtype for row in told]),
+        "shape": list_array(pa, [row.shape for row in told]).take(indices),
+        "strides": list_array(pa, [row.strides for row in told]).take(indices),
+        "device": coded_words(pa, codes, [row.device for row in told]),
+        "requires_grad": plain_array(pa, np.array([row.requires_grad for row in told], np.bool_)[codes]),
+    }
+
+
+def _summary_columns(pa: Any, walk: Walk) -> dict[str, Any]:
+    taken = walk.present()
+    everywhere = taken.all()
+    inner = walk if everywhere else Walk(walk.data, walk.at[taken])
+    inner.enter(len(_SUMMARY_COLUMNS))
+    columns = {"numel": inner.integers()} | dict(zip(_REALS, inner.reals(len(_REALS)), strict=True))
+    columns |= {name: inner.integers() for name in _SUMMARY_COLUMNS[len(columns) :]}
+    numel, without = columns["numel"]
+    expect(without is None and (numel >= 0).all())
+    arrays = {name: plain_array(pa, values, absent) for name, (values, absent) in columns.items()}
+    if everywhere:
+        return arrays
+    walk.at = walk.at + 1
+    walk.at[taken] = inner.at
+    return _spread(pa, arrays, taken)

@@ -8,7 +8,6 @@ busy as there are cores. The standard library's executors wait for a worker inst
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -33,7 +32,6 @@ __all__ = ["Ahead", "Task"]
 T = TypeVar("T")
 Tasks: TypeAlias = "SimpleQueue[Task[Any] | None]"
 _MOST_THREADS = 8
-_INTERVAL = 0.0005  # a thread that comes back for more work would otherwise idle for 5 ms while the interpreter is busy
 
 
 class Task(Generic[T]):
@@ -85,16 +83,12 @@ class Ahead:
         self._threads: list[Thread] = []
         self._shared: WeakSet[Shared] = WeakSet()
         self._most = min(_MOST_THREADS, _num_cores()) - 1
-        self._interval = sys.getswitchinterval()
 
     def __enter__(self) -> Ahead:
-        if self._most > 0:
-            sys.setswitchinterval(min(_INTERVAL, self._interval))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Whatever was not begun is left undone."""
-        sys.setswitchinterval(self._interval)
         for _ in self._threads:
             self._tasks.put(None)
         self._most = 0
