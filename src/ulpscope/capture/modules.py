@@ -20,6 +20,9 @@ _WRAPPER_SEGMENTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp
 _WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
+_MOST_RECENT = 65_536
+
+
 class RunningModule:
     """A module that is running, its path, and what `StackReader` remembers of where it was called."""
 
@@ -42,6 +45,7 @@ class ModuleStack:
 
     def __init__(self, models: list[torch.nn.Module]) -> None:
         self._paths: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._recent: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}  # by identity: a weak dictionary is slow to ask
         self._roots: list[str] = []
         self._root_modules: list[weakref.ref[torch.nn.Module]] = []
         self._local = threading.local()
@@ -67,7 +71,14 @@ class ModuleStack:
         return not self.all_running()
 
     def enter(self, module: torch.nn.Module) -> str:
-        path = self._path(module)
+        recent = self._recent.get(id(module))
+        if recent is not None and recent[0]() is module:
+            path = recent[1]
+        else:
+            path = self._path(module)
+            if len(self._recent) >= _MOST_RECENT:
+                self._recent.clear()
+            self._recent[id(module)] = (weakref.ref(module), path)
         self.all_running().append(RunningModule(module, path))
         return path
 

@@ -61,6 +61,7 @@ class CaptureSession(Session):
         self._level = level
         self._functions = functions
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._has_units = False
         self._on_step_end = on_step_end
         self._recorder = CallRecorder(
             sink,
@@ -101,10 +102,12 @@ class CaptureSession(Session):
     def take_whole(self, module: torch.nn.Module, name: str) -> None:
         """Record each call of this module as one call of that name, and nothing inside it."""
         self._units[module] = name
+        self._has_units = True
 
     def take_apart(self) -> None:
         """Record what is inside every module again."""
         self._units.clear()
+        self._has_units = False
 
     def _guard_writes(self) -> None:
         """Have whoever writes announced, so that tensors on a device can be read many at a time."""
@@ -191,8 +194,8 @@ class CaptureSession(Session):
         if is_outermost:
             self._set_function_mode(on=True)  # an optimizer may have failed, or another thread may have begun the step
         compiled = is_compiled(module)
-        unit = self._units.get(module)
-        is_opaque = unit is not None or compiled or self._is_fused(module)
+        unit = self._units.get(module) if self._has_units else None
+        is_opaque = unit is not None or compiled or (not module.training and self._is_fused(module))
         self._modules.enter(module)
         opened = None
         pushed = False
