@@ -214,3 +214,22 @@ def test_passes_that_do_not_finish_are_written_in_the_order_in_which_they_began(
     numbers = [record.call.index for record in run.calls("torch.meshgrid", "backward")]
 
     assert numbers == list(reversed(range(40)))
+
+
+class HookedView(torch.nn.Module):
+    """Looks at its input in another shape, and doubles the gradient on the way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = x.view(6)
+        seen.register_hook(lambda gradient: 2 * gradient)
+        return seen.sin()
+
+
+@pytest.mark.parametrize("level", ["module", "both"])
+def test_a_hook_of_the_users_inside_a_module_counts(level: str) -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    with recording(level=level) as made:
+        HookedView()(x.exp()).sum().backward()
+    record = made.one("module.HookedView", "backward")
+    inner = x.detach().exp()
+    assert torch.equal(made.array(record, "output.0"), 2 * inner.cos())

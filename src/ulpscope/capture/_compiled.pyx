@@ -90,7 +90,7 @@ cdef void _find_exchange() noexcept:
 
 _find_exchange()
 IS_USABLE = _exchange != NULL
-VERSION = 1  # of `compiled._VERSION`
+VERSION = 2  # of `compiled._VERSION`
 
 
 # ---- objects
@@ -1004,7 +1004,8 @@ cdef int _watch_backward(Observer writer, OpenCall call, Edges edges, list resul
                     _own(owned, node, base.output_nr, _slot_type("input", (*slot.path, "base")))
     if not owned:
         return 0
-    watched = _watched(edges, last, owned, edges.bases is None)
+    # What lies inside a module the user can get hold of, and hook; not what lies inside a call of torch.
+    watched = _watched(edges, last, owned, edges.bases is None and call.level == "api" and not call.op.startswith("Function."))
     if watched is None:
         watched = _watched(edges, last, owned, False)
     _hook_all(writer, call, <list>watched, owned, _behind_a_view(owned, results, first, last))
