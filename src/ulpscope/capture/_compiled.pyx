@@ -2,13 +2,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, embedsignature=True, binding=False
 """The hot path of a recording, compiled: what happens thousands of times in a step.
 
-It is optional and writes the same records, byte for byte, as the files of Python that it stands for; each part names its twin, which says why
-things are done. Whatever is rare is left to Python by both.
+It is optional and gives the same records as the files of Python that it stands for; each part names its twin, which says why things are done.
+Whatever is rare is left to Python by both. Only the order in which backward passes are complete may differ.
 
-- objects: `values.py`, `tensors.Taken`, `device_summaries.Pending`
-- `Reader.take`: `taking.py`
-- `Queue`, `Aligned`, `settle_rows`, `fill`: `device_summaries.py`, `devices.py`, `values.py`, `device_tables.py`
-- `encode_slots`: `tensors.row_of` and the store's MessagePack
+- objects: `values`, `taking.Taken`, `device_summaries.Pending`, `observing.OpenCall`, `holding.Draft`
+- `Reader`: `taking.Taking`
+- `Counter`, `Queue`, `Aligned`, `unchanged`, `fill`, `settle_rows`: `devices`, `device_summaries`, `device_tables`, `values`
+- `Draft.row`: `tensors.row_of`, and the MessagePack of the store format
+- `BackwardOfCall`, `Hook`: `backward`
+- `Observer`: `observing`, with `walk`, `stacks` and `state.mode_row`
+- `Handler`, `Announcer`: `modes`, and `session.CaptureSession.open_call`
+
+Objects that live until the end of a step stay outside of Python's garbage collector (`no_gc`); none is part of a circle.
 """
 
 cimport cython
@@ -38,7 +43,7 @@ cdef object _transforms = torch._C._functorch.peek_interpreter_stack
 cdef object _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 cdef object _encode_value = msgspec.msgpack.Encoder().encode
 
-NOT_KEPT = "values not kept: the size limit of this run is reached"
+NOT_KEPT = "values not kept: the size limit of this run is reached"  # as `values.NOT_KEPT`
 
 
 # ---- what torch tells of a tensor in one go (DLPack's table of C functions, which torch hands out as a capsule)
@@ -326,7 +331,7 @@ cdef class Reader:
 
     def __cinit__(self, *args, **kwargs):
         self._seen, self._references, self._forms, self._told = {}, [], {}, {}
-        self.most_storages = 50_000
+        self.most_storages = 50_000  # as `taking.MOST_STORAGES`
 
     cdef Form _form_of(self, object tensor, DLTensor* told):
         cdef char key[16 + 16 * MOST_DIMS]
@@ -1332,7 +1337,6 @@ cdef class Observer:
         return opened
 
     cdef tuple _modes(self, list found, object module):
-        autocast = None
         if _is_any_autocast_enabled():
             return _mode_row(found, module)
         key = (_is_grad_enabled(), _is_inference_mode_enabled(), module.training if module is not None else None, _is_deterministic())

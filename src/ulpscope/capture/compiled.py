@@ -16,7 +16,7 @@ def _find() -> Any:
         return None
     try:
         from ulpscope.capture import _compiled  # type: ignore[attr-defined]
-    except ImportError:  # not built, or built for another Python
+    except Exception:  # not built, built for another Python, or a name that it takes from torch is gone
         return None
     return _compiled if _compiled.IS_USABLE and _compiled.VERSION == _VERSION else None
 
