@@ -651,13 +651,8 @@ cdef inline bint _is_plain(object value):
     return type(value) is _tensor_type or type(value) is _parameter_type
 
 
-def split_arguments(tuple args, dict kwargs):
-    """The arguments of a call as plain values, and its tensors by slot."""
-    cdef list found = []
-    return _split(args, kwargs, found), found
-
-
 cdef tuple _split(tuple args, dict kwargs, list found):
+    """The arguments of a call as plain values; its tensors are added to `found`."""
     cdef list encoded = []
     cdef Py_ssize_t index
     for index in range(len(args)):
