@@ -233,3 +233,21 @@ def test_a_hook_of_the_users_inside_a_module_counts(level: str) -> None:
     record = made.one("module.HookedView", "backward")
     inner = x.detach().exp()
     assert torch.equal(made.array(record, "output.0"), 2 * inner.cos())
+
+
+def test_hooks_of_users_on_nodes_run_and_are_removed_while_ours_are_there() -> None:
+    seen: list[str] = []
+    registration = torch.autograd.Function._register_hook
+    with recording() as run:
+        x = torch.ones(3, requires_grad=True)
+        y = x.sin()
+        assert y.grad_fn is not None
+        removed = y.grad_fn.register_hook(lambda *_: seen.append("removed"))
+        y.grad_fn.register_hook(lambda *_: seen.append("kept"))
+        y.grad_fn.register_prehook(lambda *_: seen.append("before"))
+        removed.remove()
+        y.sum().backward()
+    assert seen == ["before", "kept"]
+    assert torch.autograd.Function._register_hook is registration
+    assert "_register_hook" not in vars(torch.autograd.Function)
+    assert [record.call.op for record in run.records if record.phase == "backward"] == ["Tensor.sum", "Tensor.sin"]

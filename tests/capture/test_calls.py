@@ -220,6 +220,35 @@ def test_every_dtype_is_read(dtype: torch.dtype) -> None:
     assert record.content is not None
 
 
+@pytest.mark.parametrize("level", ["api", "both", "module"])
+def test_a_module_that_fails_does_not_run_any_longer(level: str) -> None:
+    """What comes after its exception stood inside it, where modules are recorded."""
+
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("this one fails")
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fails, self.works = Fails(), nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                self.fails(x)
+            except ValueError:
+                x = x.sin()
+            return self.works(x)  # type: ignore[no-any-return]
+
+    with recording(level=level) as run:  # type: ignore[arg-type]
+        Outer()(torch.ones(3))
+    if level != "module":
+        assert run.one("Tensor.sin").module == ""
+    if level != "api":
+        assert run.one("module.Linear").module == "works"
+        assert run.one("module.Linear").parent == str(run.one("module.Outer").call)
+
+
 def test_a_module_level_record_takes_keyword_arguments() -> None:
     class Scale(nn.Module):
         def forward(self, x: torch.Tensor, *, factor: torch.Tensor) -> dict[str, torch.Tensor]:

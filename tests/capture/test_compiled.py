@@ -9,8 +9,10 @@ import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 import ulpscope
 from ulpscope.capture.compiled import COMPILED
@@ -72,3 +74,36 @@ def test_without_it(file: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
+
+
+class _Odd(NamedTuple):
+    a: int
+    b: int
+
+
+ARGUMENTS: list[Any] = [
+    *(None, True, False, 0, 1, -1, 31, 127, 128, -32, -33, -128, -129, 255, 256, 32767, -32768, -32769, 65535, 65536, 2**31, -(2**31)),
+    *(-(2**31) - 1, 2**32 - 1, 2**32, 2**63 - 1, -(2**63), 2**63, 2**64 - 1, 2**64, -(2**63) - 1, 10**30),
+    *(0.0, -0.0, 1.5, float("inf"), 1e300, 3 + 4j, "", "dim", "é" * 16, "x" * 31, "x" * 32, "y" * 200, "y" * 201, "\ud800"),
+    *((), (1, 2), (1, -1), [1, 2], (1, 2.0), (True, 1), tuple(range(70)), torch.Size([2, 3]), torch.Size([]), _Odd(1, 2), {"a": 1}),
+    *(slice(None, 3), ..., torch.float16, torch.strided, torch.channels_last, torch.device("cpu"), object, len),
+]
+
+
+def test_arguments_are_packed_as_the_store_packs_them(tmp_path: Path) -> None:
+    """Every kind of argument, by position and by name, gives the record that Python's own way gives."""
+    x = torch.ones(2)
+    runs = {}
+    for how in ("compiled", "python"):
+        with ulpscope.Capture(tmp_path / how) as capture:
+            session: Any = capture._session
+            if how == "python":
+                session._recorder.takes_rows = False  # arguments as plain values, which the store packs
+            for value in ARGUMENTS:
+                opened = session.open_call("torch.sin", (x, value, (x, value)), {"given": value, "other": x, "both": [value, x]})
+                session.close_call(opened, x)
+        runs[how] = [dataclasses.replace(record, stack=()) for record in ulpscope.open_run(tmp_path / how).records(0, 0)]
+    calls = [record for record in runs["compiled"] if record.level == "api"]
+    assert len(calls) == len(ARGUMENTS)
+    assert [repr(record.arguments) for record in runs["compiled"]] == [repr(record.arguments) for record in runs["python"]]
+    assert [record.slots for record in runs["compiled"]] == [record.slots for record in runs["python"]]

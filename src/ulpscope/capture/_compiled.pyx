@@ -18,14 +18,21 @@ Objects that live until the end of a step stay outside of Python's garbage colle
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.ref cimport Py_DECREF
+from cpython.tuple cimport PyTuple_GET_ITEM
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.math cimport ldexp, sqrt
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy, memset
 
+import collections
 import math
+import zlib
 
 import msgspec
 import torch
@@ -34,14 +41,96 @@ from ulpscope.model import Summary, view_content
 
 cdef object _tensor_type = torch.Tensor
 cdef object _parameter_type = torch.nn.Parameter
-cdef object _untyped_storage = torch._C.TensorBase.untyped_storage
-cdef object _is_neg = torch._C.TensorBase.is_neg
 cdef object _is_conj = torch._C.TensorBase.is_conj
-cdef object _detach = torch._C.TensorBase.detach
-cdef object _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 cdef object _transforms = torch._C._functorch.peek_interpreter_stack
 cdef object _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 cdef object _encode_value = msgspec.msgpack.Encoder().encode
+cdef object _crc32 = zlib.crc32
+cdef object _ordered_dict = collections.OrderedDict
+
+cdef extern from "Python.h":
+    ctypedef struct PyThreadState:
+        pass
+    PyThreadState* PyThreadState_Get()
+    uint64_t PyThreadState_GetID(PyThreadState*)
+
+
+cdef extern from *:
+    """
+    /* What an attribute or a method without arguments comes to in the end, past Python's look-up. Where torch has made it otherwise, call is
+       NULL, and it is asked for in the plain way. */
+    typedef struct { getter call; void* closure; PyTypeObject* type; PyObject* name; } Getter;
+    typedef struct { PyCFunction call; PyTypeObject* type; PyObject* self; PyObject* callable; } Direct;
+
+    static void find_getter(Getter* found, PyObject* type, PyObject* name) {
+        PyObject* descriptor = PyObject_GetAttr(type, name);
+        found->call = NULL;
+        Py_INCREF(name);
+        found->name = name;
+        if (descriptor == NULL) { PyErr_Clear(); return; }
+        if (Py_TYPE(descriptor) == &PyGetSetDescr_Type) {
+            found->call = ((PyGetSetDescrObject*)descriptor)->d_getset->get;
+            found->closure = ((PyGetSetDescrObject*)descriptor)->d_getset->closure;
+            found->type = PyDescr_TYPE(descriptor);
+        }
+        Py_DECREF(descriptor);
+    }
+    static PyObject* ask(Getter* getter, PyObject* object) {
+        if (getter->call && PyObject_TypeCheck(object, getter->type)) return getter->call(object, getter->closure);
+        return PyObject_GetAttr(object, getter->name);
+    }
+    static void find_direct(Direct* found, PyObject* callable) {
+        Py_INCREF(callable);
+        found->callable = callable;
+        found->call = NULL;
+        found->self = NULL;
+        if (PyCFunction_CheckExact(callable) && PyCFunction_GET_FLAGS(callable) == METH_NOARGS) {
+            found->call = PyCFunction_GET_FUNCTION(callable);
+            found->self = PyCFunction_GET_SELF(callable);
+        } else if (Py_TYPE(callable) == &PyMethodDescr_Type && ((PyMethodDescrObject*)callable)->d_method->ml_flags == METH_NOARGS) {
+            found->call = ((PyMethodDescrObject*)callable)->d_method->ml_meth;
+            found->type = PyDescr_TYPE(callable);
+        }
+    }
+    static PyObject* call_function(Direct* function) {
+        return function->call ? function->call(function->self, NULL) : PyObject_CallNoArgs(function->callable);
+    }
+    static PyObject* call_method(Direct* method, PyObject* object) {
+        if (method->call && PyObject_TypeCheck(object, method->type)) return method->call(object, NULL);
+        return PyObject_CallOneArg(method->callable, object);
+    }
+    """
+    ctypedef struct Getter:
+        pass
+    ctypedef struct Direct:
+        pass
+    void find_getter(Getter*, object, object)
+    object ask(Getter*, object)
+    void find_direct(Direct*, object)
+    object call_function(Direct*)
+    object call_method(Direct*, object)
+
+
+cdef Getter _version_of, _requires_grad_of, _node_of, _place_of, _base_of, _storage_address
+cdef Direct _storage_of, _neg_of, _detached, _modes_of_dispatch, _grad_now, _inference_now, _deterministic_now, _task_now, _any_autocast_now
+cdef Direct _address_of
+
+find_getter(&_version_of, torch.Tensor, "_version")
+find_getter(&_requires_grad_of, torch.Tensor, "requires_grad")
+find_getter(&_node_of, torch.Tensor, "grad_fn")
+find_getter(&_place_of, torch.Tensor, "output_nr")
+find_getter(&_base_of, torch.Tensor, "_base")
+find_getter(&_storage_address, torch.UntypedStorage, "_cdata")
+find_direct(&_storage_of, torch._C.TensorBase.untyped_storage)
+find_direct(&_neg_of, torch._C.TensorBase.is_neg)
+find_direct(&_detached, torch._C.TensorBase.detach)
+find_direct(&_modes_of_dispatch, torch._C._len_torch_dispatch_stack)
+find_direct(&_grad_now, torch._C.is_grad_enabled)
+find_direct(&_inference_now, torch._C.is_inference_mode_enabled)
+find_direct(&_deterministic_now, torch._C._get_deterministic_algorithms)
+find_direct(&_address_of, torch._C.TensorBase.data_ptr)
+find_direct(&_task_now, torch._C._current_graph_task_id)
+find_direct(&_any_autocast_now, torch._C._is_any_autocast_enabled)
 
 NOT_KEPT = "values not kept: the size limit of this run is reached"  # as `values.NOT_KEPT`
 
@@ -95,7 +184,7 @@ cdef void _find_exchange() noexcept:
 
 _find_exchange()
 IS_USABLE = _exchange != NULL
-VERSION = 2  # of `compiled._VERSION`
+VERSION = 3  # of `compiled._VERSION`
 
 
 # ---- objects
@@ -118,7 +207,7 @@ cdef class Form:
     cdef public bint is_complex
     cdef public dict layouts
     cdef public object take_aligned
-    cdef bytes head
+    cdef bytes head, key
 
     def __init__(self, dtype, shape, strides, device, is_on_host, type, note="", numel=0, size=0, extent=0, is_contiguous=False,
                  is_complex=False, layouts=None, take_aligned=None):
@@ -249,6 +338,22 @@ cdef class Pending:
         self.values, self.numel, self.layout, self.address, self.alias, self.version = values, numel, layout, address, alias, version
 
 
+# ---- unseen by modes of the user's and by ours
+
+
+cdef Direct _enter_guard
+find_direct(&_enter_guard, torch._C.DisableTorchFunction.__enter__)
+cdef object _guard_type = torch._C.DisableTorchFunction
+cdef object _leave_guard = torch._C.DisableTorchFunction.__exit__
+
+
+cdef object _shut_eyes():
+    """No __torch_function__, the user's or ours, sees what comes; `_leave_guard` ends that."""
+    guard = _guard_type()
+    call_method(&_enter_guard, guard)
+    return guard
+
+
 # ---- taking tensors down
 
 
@@ -295,6 +400,7 @@ cdef class Aligned:
         self.num_bytes, self.flush = layout.num_bytes, flush
 
     cdef Values take(self, object tensor, DLTensor* told, unsigned long long address):
+        """Where nobody sees operations (`_is_clear`)."""
         cdef Queue queue = self.queue
         cdef void* stream = NULL
         if queue.is_given_up:
@@ -303,20 +409,27 @@ cdef class Aligned:
             _exchange.current_stream(told.device.device_type, told.device.device_id, &stream)
             if <long long>stream != queue._stream or (stream != NULL and _is_capturing()):  # a graph never captures the default stream
                 return None
-        if _num_dispatch_modes() or _transforms() is not None:
-            return None
         cdef Values values = Values.__new__(Values)
         values.note, values.waits = "", True
         cdef Pending entry = Pending.__new__(Pending)
         entry.values, entry.numel, entry.layout, entry.address = values, self.numel, self.layout, address
-        entry.alias = _detach(tensor)
-        entry.version = entry.alias._version
+        entry.alias = call_method(&_detached, tensor)
+        entry.version = ask(&_version_of, entry.alias)  # below autograd it has a version of its own
         self.devices.num_pending += 1
         queue._pending.append(entry)
         queue._pending_bytes += self.num_bytes
         if len(queue._pending) >= queue.most_rows or queue._pending_bytes >= queue.most_bytes:
             self.flush(tensor.device, queue)
         return values
+
+
+cdef bint _is_clear() except -1:
+    """Whether nobody sees or changes what we do with tensors: no dispatch mode, no transform."""
+    return call_function(&_modes_of_dispatch) == 0 and _transforms() is None
+
+
+cdef enum:
+    NUM_FORMS = 1024
 
 
 cdef class Reader:
@@ -327,6 +440,7 @@ cdef class Reader:
     cdef public dict _forms
     cdef public bint _keeps_views
     cdef dict _told
+    cdef void* _recent[NUM_FORMS]  # of `_told`, by a quick hash
     cdef long long most_storages
 
     def __cinit__(self, *args, **kwargs):
@@ -335,55 +449,73 @@ cdef class Reader:
 
     cdef Form _form_of(self, object tensor, DLTensor* told):
         cdef char key[16 + 16 * MOST_DIMS]
-        cdef Py_ssize_t bytes_of = 8 * told.ndim
+        cdef Py_ssize_t size = 16 + 16 * told.ndim, number
+        cdef uint64_t mixed = <uint64_t>told.ndim
+        cdef void* recent
+        cdef Form form
         memcpy(key, &told.device, 8)
         memcpy(key + 8, &told.dtype, 4)
         memcpy(key + 12, &told.ndim, 4)
-        memcpy(key + 16, told.shape, bytes_of)
-        memcpy(key + 16 + bytes_of, told.strides, bytes_of)
-        name = PyBytes_FromStringAndSize(key, 16 + 2 * bytes_of)
-        form = self._told.get(name)
-        if form is None:
+        memcpy(key + 16, told.shape, 8 * told.ndim)
+        memcpy(key + 16 + 8 * told.ndim, told.strides, 8 * told.ndim)
+        for number in range(size >> 3):
+            mixed = (mixed ^ (<uint64_t*>key)[number]) * <uint64_t>0x9E3779B97F4A7C15
+        mixed >>= 54
+        recent = self._recent[mixed]
+        if recent != NULL:
+            form = <Form>recent
+            if PyBytes_GET_SIZE(form.key) == size and memcmp(PyBytes_AS_STRING(form.key), key, size) == 0:
+                return form
+        name = PyBytes_FromStringAndSize(key, size)
+        known = self._told.get(name)
+        if known is None:
             if len(self._told) >= self.most_storages:
+                memset(self._recent, 0, sizeof(self._recent))
                 self._told.clear()
-            form = self._told[name] = self._form(tensor)
-        return <Form>form
+            known = self._told[name] = self._form(tensor)
+        form = <Form>known
+        if form.key is None:
+            form.key = name
+        if form.key == name:
+            self._recent[mixed] = <void*>form
+        return form
 
     def take(self, slot, tensor, *, bint is_undefined=False):
         """Take down one tensor; its values may come later. Call it where no function mode is active."""
-        return self._take(slot, tensor, is_undefined)
+        return self._take(slot, tensor, is_undefined, _is_clear(), -1)
 
-    cdef Taken _take(self, object slot, object tensor, bint is_undefined):
+    cdef Taken _take(self, object slot, object tensor, bint is_undefined, bint is_clear, long long version):
+        """`version` is -1 where it has to be asked for."""
         cdef DLTensor told
         cdef Values known, values
         cdef Form form
         cdef unsigned long long address
-        cdef long long version
         cdef int mirrors
         if is_undefined or (type(tensor) is not _tensor_type and type(tensor) is not _parameter_type):
             return self._look(slot, tensor, is_undefined)
         try:
-            storage = _untyped_storage(tensor)
-            version = tensor._version
+            storage = call_method(&_storage_of, tensor)
+            if version < 0:
+                version = ask(&_version_of, tensor)
             _exchange.tensor_from_object(<void*>tensor, &told)
         except (RuntimeError, BufferError):  # no memory, no version or no shape: a rare kind
             return self._look(slot, tensor, is_undefined)
         if told.ndim > MOST_DIMS:
             return self._look(slot, tensor, is_undefined)
-        identity = storage._cdata
+        identity = ask(&_storage_address, storage)
         address = <unsigned long long>told.data + told.byte_offset
         form = self._form_of(tensor, &told)
-        mirrors = 1 if _is_neg(tensor) else 0
+        mirrors = 1 if call_method(&_neg_of, tensor) is True else 0
         if form.is_complex and _is_conj(tensor):
             mirrors += 2
         known = values = <Values>self._seen.get(identity)
         while values is not None:
             if values.form is form and values.address == address and values.version == version and values.mirrors == mirrors:
-                return _taken(slot, form, values, tensor.requires_grad)
+                return _taken(slot, form, values, ask(&_requires_grad_of, tensor) is True)
             values = values.next
         if not address or form.note:
             return self._look(slot, tensor, is_undefined)
-        if not mirrors and not address & 7 and type(form.take_aligned) is Aligned:
+        if is_clear and not mirrors and not address & 7 and type(form.take_aligned) is Aligned:
             values = (<Aligned>form.take_aligned).take(tensor, &told, address)
         if values is None:
             base = self._base(known, version, address, form) if self._keeps_views and known is not None and not mirrors else None
@@ -394,18 +526,35 @@ cdef class Reader:
                 self.forget()
             self._references.append(storage._weak_ref())
         self._seen[identity] = values
-        return _taken(slot, form, values, tensor.requires_grad)
+        return _taken(slot, form, values, ask(&_requires_grad_of, tensor) is True)
+
+
+cdef enum:  # the places in a `device_layouts.Layout`
+    GROUP = 1
+    NUM_PROGRAMS = 5
+    ROW = 6
 
 
 def unchanged(list pending, lose):
-    """Those that nobody has written to since they were taken; of the others, `lose` is told."""
+    """Those that nobody has written to since they were taken, with those of one group together; of the others, `lose` is told."""
     cdef Pending entry
-    entries = []
+    cdef dict groups = {}
+    cdef unsigned long long address
+    cdef long long version
     for entry in pending:
-        if entry.version == -1 or (entry.alias._version == entry.version and entry.alias.data_ptr() == entry.address):
-            entries.append(entry)
-        else:
-            lose(entry.values)
+        if entry.version != -1:
+            version, address = ask(&_version_of, entry.alias), call_method(&_address_of, entry.alias)
+            if version != entry.version or address != entry.address:
+                lose(entry.values)
+                continue
+        group = <object>PyTuple_GET_ITEM(entry.layout, GROUP)
+        members = groups.get(group)
+        if members is None:
+            members = groups[group] = []
+        (<list>members).append(entry)
+    entries = []
+    for group in sorted(groups):
+        entries += <list>groups[group]
     return entries
 
 
@@ -419,23 +568,43 @@ def unlink(chains):
             values = following
 
 
-def fill(long long[::1] upload, list layouts, list addresses, long long most_rows, long long fields, long long never):
-    """Write the rows of a flush; the result is the first program of each row, and their number at the end."""
-    cdef Py_ssize_t count = len(layouts), number
-    cdef long long first = 0
-    cdef bytes row
-    firsts = [0]
+def fill(long long[::1] upload, list entries, long long most_rows, long long fields, long long never):
+    """Write the rows of a flush; the result has for each group of layouts its first one, its first program and how many programs it has,
+    and then the number of all programs.
+    """
+    cdef Py_ssize_t count = len(entries), number
+    cdef long long first = 0, begin = 0
+    cdef Pending entry
+    cdef long long* row
+    groups = []
+    layout = None
     for number in range(count):
-        layout = layouts[number]
-        row = layout.row
-        memcpy(&upload[most_rows + number * fields], PyBytes_AS_STRING(row), 8 * fields)
-        upload[most_rows + number * fields] = <long long><unsigned long long>addresses[number]
-        upload[most_rows + number * fields + 2] = upload[number] = first
-        first += layout.num_programs
-        firsts.append(first)
+        entry = <Pending>entries[number]
+        if layout is None or PyTuple_GET_ITEM(layout, GROUP) != PyTuple_GET_ITEM(entry.layout, GROUP) and (
+            <object>PyTuple_GET_ITEM(layout, GROUP) != <object>PyTuple_GET_ITEM(entry.layout, GROUP)
+        ):
+            if layout is not None:
+                groups.append((layout, begin, first - begin))
+            layout, begin = entry.layout, first
+        row = &upload[most_rows + number * fields]
+        memcpy(row, PyBytes_AS_STRING(<bytes>PyTuple_GET_ITEM(entry.layout, ROW)), 8 * fields)
+        row[0] = <long long>entry.address
+        row[2] = upload[number] = first
+        first += <long long><object>PyTuple_GET_ITEM(entry.layout, NUM_PROGRAMS)
+    if layout is not None:
+        groups.append((layout, begin, first - begin))
     for number in range(count, most_rows):
         upload[number] = never
-    return firsts
+    return groups, first
+
+
+def hand_over(list entries, list owners, list numels):
+    """Who waits for the rows of a flush, and how many elements each has; the tensors are let go."""
+    cdef Pending entry
+    for entry in entries:
+        owners.append(entry.values)
+        numels.append(entry.numel)
+        entry.alias = None
 
 
 def settle_rows(const long long[:, :] rows, list numels, list owners, bint statistics):
@@ -475,7 +644,52 @@ def settle_rows(const long long[:, :] rows, list numels, list owners, bint stati
             values.has_mean = False
 
 
+# ---- what belongs to a slot, a frame's code or a type, found by address
+
+
+cdef enum:
+    NUM_PLACES = 1024
+
+
+@cython.final
+cdef class _Known:
+    """What belongs to an object, by its address: half of the places at most are taken, and what is in them is held."""
+
+    cdef void* places[2 * NUM_PLACES]  # key, value, key, value
+    cdef list held
+
+    def __cinit__(self):
+        self.held = []
+
+    cdef void* get(self, object key) noexcept:
+        cdef size_t place = _place_for(key)
+        while self.places[place] != NULL:
+            if self.places[place] == <void*>key:
+                return self.places[place + 1]
+            place = (place + 2) & (2 * NUM_PLACES - 1)
+        return NULL
+
+    cdef object put(self, object key, object value):
+        cdef size_t place
+        if 2 * len(self.held) >= NUM_PLACES:
+            memset(self.places, 0, sizeof(self.places))
+            self.held = []
+        self.held.append((key, value))
+        place = _place_for(key)
+        while self.places[place] != NULL and self.places[place] != <void*>key:
+            place = (place + 2) & (2 * NUM_PLACES - 1)
+        self.places[place], self.places[place + 1] = <void*>key, <void*>value
+        return value
+
+
+cdef inline size_t _place_for(object key) noexcept:
+    return ((<size_t><void*>key >> 4) * <size_t>0x9E3779B97F4A7C15 >> 54) << 1
+
+
 # ---- MessagePack
+
+
+cdef const char* DIGITS = b"0123456789abcdef"
 
 
 @cython.final
@@ -493,7 +707,7 @@ cdef class _Buffer:
     def __dealloc__(self):
         free(self.room)
 
-    cdef char* more(self, Py_ssize_t count) except NULL:
+    cdef inline char* more(self, Py_ssize_t count) except NULL:
         cdef Py_ssize_t size
         cdef char* room
         if self.used + count > self.size:
@@ -505,15 +719,15 @@ cdef class _Buffer:
         self.used += count
         return self.room + self.used - count
 
-    cdef int byte(self, uint8_t value) except -1:
+    cdef inline int byte(self, uint8_t value) except -1:
         self.more(1)[0] = <char>value
         return 0
 
-    cdef int raw(self, const char* data, Py_ssize_t count) except -1:
+    cdef inline int raw(self, const char* data, Py_ssize_t count) except -1:
         memcpy(self.more(count), data, count)
         return 0
 
-    cdef int big(self, uint8_t mark, uint64_t value, int width) except -1:
+    cdef inline int big(self, uint8_t mark, uint64_t value, int width) except -1:
         cdef char* place = self.more(1 + width)
         cdef int number
         place[0] = <char>mark
@@ -521,7 +735,7 @@ cdef class _Buffer:
             place[1 + number] = <char>(value >> (8 * (width - 1 - number)))
         return 0
 
-    cdef int count(self, uint64_t value) except -1:
+    cdef inline int count(self, uint64_t value) except -1:
         if value < 128:
             return self.byte(<uint8_t>value)
         if value < (1 << 8):
@@ -532,10 +746,10 @@ cdef class _Buffer:
             return self.big(0xCE, value, 4)
         return self.big(0xCF, value, 8)
 
-    cdef int number(self, double value) except -1:
+    cdef inline int number(self, double value) except -1:
         return self.big(0xCB, (<uint64_t*>&value)[0], 8)
 
-    cdef int text(self, str value) except -1:
+    cdef inline int text(self, str value) except -1:
         cdef Py_ssize_t length = 0
         cdef const char* data = PyUnicode_AsUTF8AndSize(value, &length)
         if length < 32:
@@ -548,34 +762,36 @@ cdef class _Buffer:
             self.big(0xDB, length, 4)
         return self.raw(data, length)
 
-    cdef int items(self, Py_ssize_t length) except -1:
+    cdef inline int items(self, Py_ssize_t length) except -1:
         if length < 16:
             return self.byte(<uint8_t>(0x90 | length))
         if length < (1 << 16):
             return self.big(0xDC, length, 2)
         return self.big(0xDD, length, 4)
 
+    cdef int entries(self, Py_ssize_t length) except -1:
+        if length < 16:
+            return self.byte(<uint8_t>(0x80 | length))
+        if length < (1 << 16):
+            return self.big(0xDE, length, 2)
+        return self.big(0xDF, length, 4)
+
     cdef int hexadecimal(self, uint64_t value) except -1:
         cdef char* place = self.more(16)
-        cdef int number, digit
+        cdef int number
         for number in range(16):
-            digit = <int>(value >> (60 - 4 * number)) & 15
-            place[number] = <char>(48 + digit if digit < 10 else 87 + digit)
+            place[number] = DIGITS[<int>(value >> (60 - 4 * number)) & 15]
         return 0
 
 
-cdef dict _slot_names = {}
+cdef _Known _slot_names = _Known()
 
 
 cdef bytes _slot_name(object slot):
-    known = _slot_names.get(<size_t><void*>slot)
-    if known is not None:
-        return <bytes>(<tuple>known)[1]
-    if len(_slot_names) >= 65536:
-        _slot_names.clear()
-    name = _encode_value((slot.role, slot.path))
-    _slot_names[<size_t><void*>slot] = (slot, name)
-    return name
+    cdef void* known = _slot_names.get(slot)
+    if known != NULL:
+        return <bytes>known
+    return <bytes>_slot_names.put(slot, _encode_value((slot.role, slot.path)))
 
 
 cdef bytes _head(Form form):
@@ -657,13 +873,10 @@ cdef tuple _split(tuple args, dict kwargs, list found):
     cdef Py_ssize_t index
     for index in range(len(args)):
         value = args[index]
-        kind = type(value)
-        if (kind is _tensor_type or kind is _parameter_type) and index < NUM_READY:
+        if _is_plain(value) and index < NUM_READY:
             slot, mark = <tuple>_ready_inputs[index]
             found.append((slot, value))
             encoded.append(mark)
-        elif value is None or kind is bool or kind is float:
-            encoded.append(value)
         else:
             encoded.append(_encode_argument(value, (index,), "input", found))
     named = None
@@ -672,9 +885,133 @@ cdef tuple _split(tuple args, dict kwargs, list found):
     return tuple(encoded), named
 
 
+cdef object _packed(tuple args, dict kwargs, list found):
+    """The same as the store writes it; as plain values where MessagePack has no word for one of them: the store has."""
+    global _spare
+    cdef Py_ssize_t index, before = len(found)
+    cdef _Buffer out = _spare
+    cdef bytes packed
+    if out is None:
+        out = _Buffer.__new__(_Buffer)
+    _spare = None
+    out.used = 0
+    try:
+        out.byte(0x92)
+        out.items(len(args))
+        for index in range(len(args)):
+            value = args[index]
+            if index < NUM_READY and _is_plain(value):
+                found.append((<object>PyTuple_GET_ITEM(_ready_inputs[index], 0), value))
+                _put_bytes(out, <bytes>_ready_marks[index])
+            elif not _put_plain(out, value):
+                _put_bytes(out, <bytes>_encode_value(_encode_argument(value, (index,), "input", found)))
+        if not kwargs:
+            out.byte(0xC0)
+        else:
+            out.entries(len(kwargs))
+            for name, value in kwargs.items():
+                out.text(name)
+                if _is_plain(value):
+                    slot, mark = _named_input(name)
+                    found.append((slot, value))
+                    _put_bytes(out, <bytes>mark)
+                elif not _put_plain(out, value):
+                    _put_bytes(out, <bytes>_encode_value(_encode_argument(value, (name,), "input", found)))
+        packed = PyBytes_FromStringAndSize(out.room, out.used)
+    except Exception:
+        del found[before:]
+        return _split(args, kwargs, found)
+    _spare = out
+    return packed
+
+
+cdef dict _named_inputs = {}
+
+
+cdef tuple _named_input(str name):
+    known = _named_inputs.get(name)
+    if known is None:
+        if len(_named_inputs) >= 4096:
+            _named_inputs.clear()
+        slot, mark = _slot_and_mark("input", (name,))
+        known = _named_inputs[name] = (slot, _encode_value(mark))
+    return <tuple>known
+
+
+cdef _Buffer _spare = None
+cdef object _size_type = torch.Size
+
+
+cdef bint _put_plain(_Buffer out, object value) except -1:
+    """Write a value of a common kind; False where it is another."""
+    if value is None:
+        out.byte(0xC0)
+    elif value is True:
+        out.byte(0xC3)
+    elif value is False:
+        out.byte(0xC2)
+    elif type(value) is int:
+        return _put_whole(out, value)
+    elif type(value) is float:
+        out.number(<double>value)
+    elif type(value) is str:
+        if len(<str>value) > 200:  # as `walk._LONGEST_TEXT`
+            return False
+        out.text(<str>value)
+    elif type(value) is tuple or type(value) is _size_type:
+        return _put_numbers(out, <tuple>value, type(value) is tuple)
+    else:
+        return False
+    return True
+
+
+cdef bint _put_whole(_Buffer out, object value) except -1:
+    cdef int overflow = 0
+    cdef long long number = PyLong_AsLongLongAndOverflow(value, &overflow)
+    if overflow:
+        return False
+    if number >= 0:
+        out.count(<uint64_t>number)
+    elif number >= -32:
+        out.byte(<uint8_t>(0x100 + number))
+    elif number >= -(1 << 7):
+        out.big(0xD0, <uint64_t>number, 1)
+    elif number >= -(1 << 15):
+        out.big(0xD1, <uint64_t>number, 2)
+    elif number >= -(<long long>1 << 31):
+        out.big(0xD2, <uint64_t>number, 4)
+    else:
+        out.big(0xD3, <uint64_t>number, 8)
+    return True
+
+
+cdef bint _put_numbers(_Buffer out, tuple values, bint is_tuple) except -1:
+    """A short tuple of whole numbers, or a size."""
+    cdef Py_ssize_t begin = out.used
+    if len(values) > 64:
+        return False
+    out.raw(b"\x81\xa6$tuple" if is_tuple else b"\x81\xa5$size", 8 if is_tuple else 7)
+    out.items(len(values))
+    for value in values:
+        if type(value) is not int or not _put_whole(out, value):
+            out.used = begin
+            return False
+    return True
+
+
 cdef list _results(object value):
+    cdef Py_ssize_t index
     if _is_plain(value):
         return [(_first_output, value)]
+    if type(value) is tuple and len(<tuple>value) <= NUM_READY:
+        found = []
+        for index in range(len(<tuple>value)):
+            item = (<tuple>value)[index]
+            if not _is_plain(item):
+                break
+            found.append((_ready_outputs[index], item))
+        else:
+            return found
     return <list>_tensors_in(value, "output")
 
 
@@ -700,27 +1037,29 @@ cdef class Edges:
 cdef Edges _edges_of(list found):
     cdef Edges edges = Edges.__new__(Edges)
     cdef list bases = None
-    edges.nodes, edges.leaves, edges.found = {}, {}, found
+    cdef dict leaves = {}, nodes = {}
     for slot, tensor in found:
-        if not tensor.requires_grad:
+        if ask(&_requires_grad_of, tensor) is not True:
             continue
-        node = tensor.grad_fn
+        node = ask(&_node_of, tensor)
         if node is None:
-            edges.leaves.setdefault(<size_t><void*>tensor, slot)
+            leaves.setdefault(<size_t><void*>tensor, slot)
         else:
-            edges.nodes.setdefault((node, tensor.output_nr), slot)
-        base = tensor._base
-        if base is not None and base.requires_grad:
+            nodes.setdefault((node, ask(&_place_of, tensor)), slot)
+        base = ask(&_base_of, tensor)
+        if base is not None and ask(&_requires_grad_of, base) is True:
             if bases is None:
                 bases, edges.bases = [], set()
             bases.append((slot, base))
     if bases is not None:
         for slot, base in bases:
             edges.bases.add(<size_t><void*>base)
-            if base.grad_fn is None:
-                edges.leaves.setdefault(<size_t><void*>base, slot)
+            node = ask(&_node_of, base)
+            if node is None:
+                leaves.setdefault(<size_t><void*>base, slot)
             else:
-                edges.nodes.setdefault((base.grad_fn, base.output_nr), slot)
+                nodes.setdefault((node, ask(&_place_of, base)), slot)
+    edges.nodes, edges.leaves, edges.found = nodes, leaves, found
     edges.first = _next_sequence_number()
     return edges
 
@@ -757,7 +1096,7 @@ cdef class BackwardOfCall:
     def flush(self):
         """Hand over what has come, at the end of a backward pass that did not run every node."""
         cdef _Pass unfinished
-        with self.writer.lock:
+        with self.writer._lock:
             self.writer.begun.pop(self, None)
             while self.others:
                 _, unfinished = self.others.popitem()
@@ -784,7 +1123,7 @@ cdef class BackwardOfCall:
             self.others[task] = current
         return current
 
-    cdef int _enter(self, _Pass current, tuple slots, tuple shape, tuple gradients) except -1:
+    cdef int _enter(self, _Pass current, tuple slots, tuple shape, tuple gradients, bint is_clear) except -1:
         cdef Taken taken
         cdef Py_ssize_t number
         for item in slots:
@@ -793,17 +1132,17 @@ cdef class BackwardOfCall:
             if gradient is None:
                 continue
             for taken in current.inputs:
-                if taken.slot is slot or taken.slot == slot:
+                if _are_equal(taken.slot, slot):
                     break
             else:
                 if shape is not None:
                     if gradient.numel() != math.prod(shape):
                         continue
                     gradient = _as_view(gradient, shape)
-                current.inputs.append(self.writer._read_one(slot, gradient))
+                current.inputs.append(self.writer._read_one(slot, gradient, is_clear))
         return 0
 
-    cdef int _leave(self, _Pass current, tuple leaving, tuple gradients) except -1:
+    cdef int _leave(self, _Pass current, tuple leaving, tuple gradients, bint is_clear) except -1:
         cdef long long left
         cdef Py_ssize_t number, place
         cdef bint looks_through = False
@@ -817,12 +1156,12 @@ cdef class BackwardOfCall:
             current.parts_left[place] = left
             if left == 0 and (current.sums is None or place not in current.sums):
                 if gradient is not None:
-                    current.outputs.append(self.writer._read_one(self.slots[place], gradient))
+                    current.outputs.append(self.writer._read_one(self.slots[place], gradient, is_clear))
             else:
-                self._add_part(current, place, gradient, left)
+                self._add_part(current, place, gradient, left, is_clear)
         return looks_through
 
-    cdef int _add_part(self, _Pass current, Py_ssize_t place, object gradient, long long left) except -1:
+    cdef int _add_part(self, _Pass current, Py_ssize_t place, object gradient, long long left, bint is_clear) except -1:
         if current.sums is None:
             current.sums = {}
         earlier = current.sums.pop(place, None)
@@ -833,7 +1172,7 @@ cdef class BackwardOfCall:
         if left:
             current.sums[place] = earlier
         else:
-            current.outputs.append(self.writer._read_one(self.slots[place], earlier))
+            current.outputs.append(self.writer._read_one(self.slots[place], earlier, is_clear))
         return 0
 
     cdef int _event(self, _Pass current) except -1:
@@ -852,7 +1191,7 @@ cdef class BackwardOfCall:
     cdef int _hand_over(self, _Pass current) except -1:
         if current.sums:
             for place, total in current.sums.items():
-                current.outputs.append(self.writer._read_one(self.slots[place], total))
+                current.outputs.append(self.writer._read_one(self.slots[place], total, _is_clear()))
             current.sums.clear()
         if current.inputs or current.outputs:
             self.writer.finish_pass(self.call, current.inputs, current.outputs)
@@ -861,19 +1200,19 @@ cdef class BackwardOfCall:
 
 cdef object _sum(object earlier, object gradient):
     """A gradient added to what came before, unseen and without a graph."""
-    if _num_dispatch_modes() or _transforms() is not None:
+    if not _is_clear():
         with _blind():
             return gradient.detach().clone() if earlier is None else earlier + gradient.detach()
-    gradient = _detach(gradient)
+    gradient = call_method(&_detached, gradient)
     return _clone(gradient) if earlier is None else _add(earlier, gradient)
 
 
 cdef object _as_view(object gradient, object through):
     """A gradient as the node behind, which does nothing else, would pass it on: transposed, or in another shape."""
-    if _num_dispatch_modes() or _transforms() is not None:
+    if not _is_clear():
         with _blind():
             return gradient.detach().t() if through is True else gradient.detach().reshape(through)
-    gradient = _detach(gradient)
+    gradient = call_method(&_detached, gradient)
     return _transpose(gradient) if through is True else _reshape(gradient, through)
 
 
@@ -902,8 +1241,11 @@ cdef class Hook:
         if session is None or not session._is_active or not session._is_recording:
             return
         try:
-            with _without_function_modes():
+            guard = _shut_eyes()
+            try:
                 self._take(writer, gradients, gradients if entered is None else entered)
+            finally:
+                _leave_guard(guard)
         except Exception as error:
             session.failed("record a backward call", error)
 
@@ -912,13 +1254,17 @@ cdef class Hook:
         cdef _Pass current
         if self.not_in != -1 and self.not_in == <long long>_graph_task():
             return 0
-        with writer.lock:
+        is_clear = _is_clear()
+        writer._acquire()
+        try:
             current = backward._pass()
             if self.entering is not None:
-                backward._enter(current, self.entering, self.shape, entered)
-            if self.leaving is not None and backward._leave(current, self.leaving, gradients) and _is_grad_enabled():
+                backward._enter(current, self.entering, self.shape, entered, is_clear)
+            if self.leaving is not None and backward._leave(current, self.leaving, gradients, is_clear) and _is_grad_enabled():
                 self._look_no_more()
             backward._event(current)
+        finally:
+            writer._release()
         return 0
 
     cdef int _look_no_more(self) except -1:
@@ -944,80 +1290,126 @@ cdef class Hook:
         return 0
 
 
-cdef bint _is_owned(object node, unsigned long long first, unsigned long long last):
+cdef bint _is_owned(object node, unsigned long long first, unsigned long long last) except -1:
     cdef unsigned long long position = node._sequence_nr()
     return first <= position < last
 
 
-cdef int _own(dict owned, object node, object number, object slot) except -1:
-    entering = owned.get(node)
-    if entering is None:
-        owned[node] = _shared((number, slot))
-    elif number not in [known for known, _ in entering]:
-        owned[node] = (*entering, (number, slot))
-    return 0
+@cython.final
+@cython.no_gc
+cdef class Owned:
+    """The nodes of a call that its results come from, and for each the places and slots of the gradients that enter there."""
+
+    cdef list nodes, entering
+    cdef dict places  # of the nodes, where there are many
+
+    cdef Py_ssize_t find(self, object node) except -2:
+        cdef Py_ssize_t place
+        if self.places is not None:
+            return <Py_ssize_t>self.places.get(node, -1)
+        for place in range(len(self.nodes)):
+            if self.nodes[place] is node:
+                return place
+        return -1
+
+    cdef int add(self, object node, object number, object slot) except -1:
+        cdef Py_ssize_t place = self.find(node)
+        if place == -1:
+            self.nodes.append(node)
+            self.entering.append(_shared(number, slot))
+            if self.places is not None:
+                self.places[node] = len(self.nodes) - 1
+            elif len(self.nodes) > 8:
+                self.places = {known: index for index, known in enumerate(self.nodes)}
+            return 0
+        entering = <tuple>self.entering[place]
+        for known, _ in entering:
+            if known == number:
+                return 0
+        self.entering[place] = (*entering, (number, slot))
+        return 0
 
 
+cdef _Known _first_entering = _Known()
 cdef dict _entering = {}
 
 
-cdef tuple _shared(tuple item):
+cdef tuple _shared(object number, object slot):
     """The same tuple of one item for every call that is like this one: Python's garbage collector is to see few of them."""
-    key = (item[0], <size_t><void*>item[1])
+    cdef void* first
+    if number == 0:
+        first = _first_entering.get(slot)
+        return <tuple>first if first != NULL else _first_entering.put(slot, ((number, slot),))
+    key = (number, <size_t><void*>slot)
     known = _entering.get(key)
     if known is None:
         if len(_entering) >= 4096:
             _entering.clear()
-        known = _entering[key] = (item,)
+        known = _entering[key] = ((number, slot),)
     return <tuple>known
 
 
-cdef dict _tuples_of_slots = {}
+cdef _Known _tuples_of_slots = _Known()
+cdef tuple _nothing_passed = ()
 
 
 cdef tuple _shared_slots(list slots):
-    key = tuple([<size_t><void*>slot for slot in slots])
-    known = _tuples_of_slots.get(key)
-    if known is None:
-        if len(_tuples_of_slots) >= 4096:
-            _tuples_of_slots.clear()
-        known = _tuples_of_slots[key] = tuple(slots)
-    return <tuple>known
+    """The same for the slots that gradients are passed on to."""
+    cdef void* found
+    cdef Py_ssize_t number
+    if not slots:
+        return _nothing_passed
+    found = _tuples_of_slots.get(slots[0])
+    known = <list>found if found != NULL else <list>_tuples_of_slots.put(slots[0], [])
+    for like in known:
+        if len(<tuple>like) == len(slots):
+            for number in range(len(slots)):
+                if (<tuple>like)[number] is not slots[number]:
+                    break
+            else:
+                return <tuple>like
+    like = tuple(slots)
+    if len(known) < 64:
+        known.append(like)
+    return <tuple>like
 
 
 cdef int _watch_backward(Observer writer, OpenCall call, Edges edges, list results) except -1:
     """Hook the nodes that a finished call owns."""
     cdef unsigned long long first = edges.first, last = _next_sequence_number()
-    cdef dict owned
+    cdef Owned owned
+    cdef bint looks_through
     if first == last:
         return 0
-    owned = {}
+    owned = Owned.__new__(Owned)
+    owned.nodes, owned.entering = [], []
     for slot, tensor in results:
-        node = tensor.grad_fn
+        node = ask(&_node_of, tensor)
         if node is not None and _is_owned(node, first, last):
-            _own(owned, node, tensor.output_nr, _renamed("input", slot))
+            owned.add(node, ask(&_place_of, tensor), _renamed(_inputs_of, "input", slot))
         if edges.bases is not None:
-            base = tensor._base
+            base = ask(&_base_of, tensor)
             if base is not None and <size_t><void*>base in edges.bases:
-                node = base.grad_fn
+                node = ask(&_node_of, base)
                 if node is not None and _is_owned(node, first, last):
-                    _own(owned, node, base.output_nr, _slot_type("input", (*slot.path, "base")))
-    if not owned:
+                    owned.add(node, ask(&_place_of, base), _one(_slot_type("input", (*slot.path, "base"))))
+    if not owned.nodes:
         return 0
     # What lies inside a module the user can get hold of, and hook; not what lies inside a call of torch.
-    watched = _watched(edges, last, owned, edges.bases is None and call.level == "api" and not call.op.startswith("Function."))
+    looks_through = edges.bases is None and call.level == "api" and not call.op.startswith("Function.")
+    watched = _watched(edges, last, owned, looks_through)
     if watched is None:
         watched = _watched(edges, last, owned, False)
     _hook_all(writer, call, <list>watched, owned, _behind_a_view(owned, results, first, last))
     return 0
 
 
-cdef list _watched(Edges edges, unsigned long long last, dict owned, bint looks_through):
+cdef list _watched(Edges edges, unsigned long long last, Owned owned, bint looks_through):
     """Nodes of the call with the gradients that they pass on to its inputs, as number, slot and view; None where one cannot look through
     a node because two others lead to it.
     """
-    cdef list waiting = list(owned), watched = [], leaving
-    cdef set seen = set(owned), through = set()
+    cdef list waiting = owned.nodes[:], watched = [], leaving
+    cdef set seen = None, through = None
     cdef unsigned long long position
     cdef Py_ssize_t number
     while waiting:
@@ -1026,49 +1418,87 @@ cdef list _watched(Edges edges, unsigned long long last, dict owned, bint looks_
         number = -1
         for edge in <tuple>node.next_functions:
             number += 1
-            following = (<tuple>edge)[0]
+            following = <object>PyTuple_GET_ITEM(edge, 0)
             if following is None:
                 continue
-            if following in through:
+            if through is not None and following in through:
                 return None
             view = None
-            position = following._sequence_nr()
-            slot = _slot_behind(edges, edge, position)
-            if slot is None and edges.first <= position < last and following not in seen:
-                if looks_through:
-                    slot, view = _look_through(edges, following)
-                if slot is None:
-                    seen.add(following)
-                    waiting.append(following)
+            slot = edges.nodes.get(edge)
+            if slot is None:
+                if type(following) is _leaf_type:
+                    slot = _slot_of_leaf(edges, following)
                 else:
-                    through.add(following)
+                    position = following._sequence_nr()
+                    if position == ACCUMULATE_GRAD:
+                        _meet_leaf(following)
+                        slot = _slot_of_leaf(edges, following)
+                    elif edges.first <= position < last:
+                        if seen is None:
+                            seen = set(owned.nodes)
+                        if following not in seen:
+                            if looks_through:
+                                slot, view = _look_through(edges, following)
+                            if slot is None:
+                                seen.add(following)
+                                waiting.append(following)
+                            else:
+                                if through is None:
+                                    through = set()
+                                through.add(following)
             if slot is not None:
                 if leaving is None:
                     leaving = []
-                leaving.append((number, _renamed("gradient" if slot.role == "parameter" else "output", slot), view))
+                leaving.append((number, _passed_on(slot), view))
         watched.append((node, leaving))
     return watched
 
 
-cdef object _slot_behind(Edges edges, object edge, unsigned long long position):
-    if position != ACCUMULATE_GRAD:
-        return edges.nodes.get(edge)
-    variable = getattr((<tuple>edge)[0], "variable", None)
+cdef object _leaf_type = None
+
+
+cdef int _meet_leaf(object node) except -1:
+    """Remember the type of the nodes that add into a leaf, by which they are told from then on."""
+    global _leaf_type
+    if node.name() == "torch::autograd::AccumulateGrad":
+        _leaf_type = type(node)
+    return 0
+
+
+cdef object _slot_of_leaf(Edges edges, object node):
+    variable = getattr(node, "variable", None)
     return edges.leaves.get(<size_t><void*>variable)
+
+
+cdef object _slot_behind(Edges edges, object edge):
+    slot = edges.nodes.get(edge)
+    if slot is not None:
+        return slot
+    node = <object>PyTuple_GET_ITEM(edge, 0)
+    if type(node) is _leaf_type or <unsigned long long>node._sequence_nr() == ACCUMULATE_GRAD:
+        return _slot_of_leaf(edges, node)
+    return None
+
+
+cdef dict _views = {}
 
 
 cdef tuple _look_through(Edges edges, object node):
     """The slot behind a node that only looks at a gradient in another way, and how; None where it does more, or leads elsewhere."""
-    name = node.name()
-    if name != "ViewBackward0" and name != "TBackward0" and name != "UnsafeViewBackward0":
+    kind = _views.get(type(node))
+    if kind is None:
+        if len(_views) >= 4096:
+            _views.clear()
+        kind = _views[type(node)] = {"ViewBackward0": 1, "UnsafeViewBackward0": 1, "TBackward0": 2}.get(node.name(), 0)
+    if kind == 0:
         return None, None
     following = <tuple>node.next_functions
     if len(following) != 1 or following[0][0] is None:
         return None, None
-    slot = _slot_behind(edges, following[0], following[0][0]._sequence_nr())
+    slot = _slot_behind(edges, following[0])
     if slot is None:
         return None, None
-    if name == "TBackward0":
+    if kind == 2:
         return slot, True
     for known, tensor in edges.found:
         if known is slot:
@@ -1076,14 +1506,15 @@ cdef tuple _look_through(Edges edges, object node):
     return None, None
 
 
-cdef int _hook_all(Observer writer, OpenCall call, list watched, dict owned, tuple behind) except -1:
+cdef int _hook_all(Observer writer, OpenCall call, list watched, Owned owned, tuple behind) except -1:
     cdef BackwardOfCall backward = BackwardOfCall.__new__(BackwardOfCall)
     cdef Hook hook
     cdef list slots = [], num_parts = [], leaving
     cdef Py_ssize_t place
     backward.writer, backward.call = writer, call
     for node, given in watched:
-        entering = owned.get(node)
+        place = owned.find(node)
+        entering = owned.entering[place] if place >= 0 else None
         if given is None and entering is None:
             continue
         hook = Hook.__new__(Hook)
@@ -1093,9 +1524,9 @@ cdef int _hook_all(Observer writer, OpenCall call, list watched, dict owned, tup
             node.register_prehook(hook)
             continue
         leaving = []
-        for number, slot, view in given:
+        for number, slot, view in <list>given:
             for place in range(len(slots)):
-                if slots[place] is slot or slots[place] == slot:
+                if _are_equal(slots[place], slot):
                     num_parts[place] += 1
                     break
             else:
@@ -1116,36 +1547,55 @@ cdef int _hook_all(Observer writer, OpenCall call, list watched, dict owned, tup
     return 0
 
 
-cdef dict _renamed_slots = {}
+cdef _Known _inputs_of = _Known(), _outputs_of = _Known(), _gradients_of = _Known()
+cdef dict _one_of = {}
+cdef bint _are_one = True  # whether equal slots of gradients are the same object
 
 
-cdef object _renamed(str role, object slot):
-    key = (role, <size_t><void*>slot)
-    known = _renamed_slots.get(key)
-    if known is not None:
-        return (<tuple>known)[1]
-    if len(_renamed_slots) >= 65536:
-        _renamed_slots.clear()
-    renamed = _slot_named(role, slot)
-    _renamed_slots[key] = (slot, renamed)
-    return renamed
+cdef object _one(object slot):
+    global _are_one
+    known = _one_of.get(slot)
+    if known is None:
+        if len(_one_of) >= 65536:
+            _are_one = False
+            return slot
+        known = _one_of[slot] = slot
+    return known
 
 
-cdef tuple _behind_a_view(dict owned, list results, unsigned long long first, unsigned long long last):
+cdef inline bint _are_equal(object slot, object other) except -1:
+    return slot is other or (not _are_one and slot == other)
+
+
+cdef object _renamed(_Known known, str role, object slot):
+    cdef void* found = known.get(slot)
+    return <object>found if found != NULL else known.put(slot, _one(_slot_named(role, slot)))
+
+
+cdef object _passed_on(object slot):
+    """The slot of the gradient of what lies in that one."""
+    cdef void* found = _outputs_of.get(slot)
+    if found != NULL:
+        return <object>found
+    if slot.role == "parameter":
+        return _renamed(_gradients_of, "gradient", slot)
+    return _renamed(_outputs_of, "output", slot)
+
+
+cdef tuple _behind_a_view(Owned owned, list results, unsigned long long first, unsigned long long last):
     """The node behind where the one result is a view of an inner result: writing into it in place bypasses the view's node."""
-    if len(results) != 1 or len(owned) != 1:
+    if len(results) != 1 or len(owned.nodes) != 1:
         return None
     tensor = (<tuple>results[0])[1]
-    if tensor._base is None:
+    if ask(&_base_of, tensor) is None:
         return None
-    ((node, entering),) = owned.items()
-    following = node.next_functions
+    following = <tuple>owned.nodes[0].next_functions
     if len(following) != 1:
         return None
-    behind = following[0][0]
+    behind = <object>PyTuple_GET_ITEM(following[0], 0)
     if behind is None or not _is_owned(behind, first, last):
         return None
-    return behind, _shared((0, (<tuple>(<tuple>entering)[0])[1])), tuple(tensor.shape)
+    return behind, _shared(0, (<tuple>(<tuple>owned.entering[0])[0])[1]), tuple(tensor.shape)
 
 
 # ---- calls
@@ -1165,6 +1615,8 @@ cdef class OpenCall:
     cdef list versions
     cdef public object edges
     cdef public object written
+    cdef _Facts facts
+    cdef bint is_clear
 
     def __init__(self, str op, str level, str phase, str module, str parent, tuple stack, bint recompute):
         self.op, self.level, self.phase, self.module, self.parent, self.stack = op, level, phase, module, parent, stack
@@ -1203,16 +1655,10 @@ cdef class Draft:
         return are_complete(self.slots)
 
     def row(self):
-        """The record as the store format lays it out, its fields up to the stack encoded; only what is odd is left to the store."""
-        if self.arguments is None or type(self.arguments) is bytes:
-            try:
-                return _encoded_row_type(self._fields(), self.stack, self.recompute)
-            except UnicodeEncodeError:
-                pass
+        """The record as the store format lays it out."""
         return _plain_row(self)
 
-    cdef bytes _fields(self):
-        cdef _Buffer out = _Buffer.__new__(_Buffer)
+    cdef int put(self, _Buffer out) except -1:
         cdef Taken taken
         out.count(self.order)
         out.text(self.op)
@@ -1229,7 +1675,78 @@ cdef class Draft:
         out.items(len(self.slots))
         for taken in self.slots:
             _put_slot(out, taken)
-        return PyBytes_FromStringAndSize(out.room, out.used)
+        return 0
+
+
+def complete_of(held):
+    """Take the records at the front whose values are all there."""
+    ready = []
+    while held:
+        first = held[0]
+        if type(first) is not Draft or not are_complete((<Draft>first).slots):
+            break
+        ready.append(held.popleft())
+    return ready
+
+
+cdef enum:
+    MOST_FRAME = 64 << 20  # as `frames.MAX_BODY`
+    MOST_KEPT = 32 << 20
+
+
+cdef class Frames:
+    """Room in which records become the frames that the store writes."""
+
+    cdef _Buffer room
+
+    def of(self, list drafts, number):
+        """The frames of these records, one after the other; None where one has something odd, which is left to the store. `number` gives
+        the number of a stack. What is returned is good until this is called again.
+        """
+        if self.room is None or self.room.size > MOST_KEPT:
+            self.room = _Buffer.__new__(_Buffer)
+        if not _put_frames(self.room, drafts, number):
+            return None
+        return PyMemoryView_FromMemory(self.room.room, self.room.used, 0x100)
+
+
+cdef bint _put_frames(_Buffer out, list drafts, object number) except -1:
+    cdef Draft draft
+    cdef Py_ssize_t begin
+    cdef dict numbers = {}
+    out.used = 0
+    for draft in drafts:
+        if draft.arguments is not None and type(draft.arguments) is not bytes:
+            return False
+        begin = out.used
+        out.more(8)
+        out.raw(b"\x9d\x02", 2)  # an array of thirteen, the first of which is the kind of a call
+        try:
+            draft.put(out)
+        except UnicodeEncodeError:
+            return False
+        if not draft.stack:
+            out.byte(0xC0)
+        else:
+            known = numbers.get(<size_t><void*>draft.stack)
+            if known is None:
+                known = numbers[<size_t><void*>draft.stack] = number(draft.stack)
+            out.count(known)
+        out.byte(0xC3 if draft.recompute else 0xC2)
+        if out.used - begin - 8 > MOST_FRAME:
+            return False
+        _put_head(out, begin)
+    return True
+
+
+cdef int _put_head(_Buffer out, Py_ssize_t begin) except -1:
+    cdef Py_ssize_t size = out.used - begin - 8
+    cdef uint32_t checksum = _crc32(PyMemoryView_FromMemory(out.room + begin + 8, size, 0x100))
+    cdef int place
+    for place in range(4):
+        out.room[begin + place] = <char>(size >> (8 * place))
+        out.room[begin + 4 + place] = <char>(checksum >> (8 * place))
+    return 0
 
 
 cdef inline int _put_bytes(_Buffer out, bytes data) except -1:
@@ -1248,17 +1765,44 @@ cdef bytes _encoded_modes(tuple modes):
     return <bytes>known
 
 
-cdef dict _readers = {}
+@cython.final
+@cython.no_gc
+cdef class _Facts:
+    """What is known of calls of one name; one that is None is not recorded."""
+
+    cdef str op
+    cdef bint is_silent  # writes to what it is given and does not always raise its version
+    cdef bint is_reader  # writes to nothing that it is given, unless a keyword argument says so
+    cdef bint makes_nothing
 
 
-cdef bint _is_reader(str op) except -1:
-    """Whether no call of that name writes to memory that it is given, unless a keyword argument says so."""
-    known = _readers.get(op)
-    if known is None:
-        if len(_readers) >= 8192:
-            _readers.clear()
-        known = _readers[op] = _never_writes(op)
-    return <bint>known
+cdef dict _facts = {}
+
+
+cdef _Facts _facts_of(str op):
+    cdef _Facts facts = <_Facts>_facts.get(op)
+    if facts is None:
+        if len(_facts) >= 8192:
+            _facts.clear()
+        facts = _Facts.__new__(_Facts)
+        facts.op, facts.is_silent, facts.is_reader, facts.makes_nothing = op, _writes_silently(op), _never_writes(op), _makes_no_values(op)
+        _facts[op] = facts
+    return facts
+
+
+cdef bint _may_write_here(_Facts facts, tuple args, dict kwargs) except -1:
+    """`calls.may_write`"""
+    if not facts.is_reader:
+        return <bint>_may_write(facts.op, args, kwargs)
+    return bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace")) or kwargs.get("max_norm") is not None)
+
+
+cdef object _version_now(object tensor):
+    """The version of a tensor; an inference tensor has none."""
+    try:
+        return ask(&_version_of, tensor)
+    except RuntimeError:
+        return None
 
 
 cdef class Observer:
@@ -1270,114 +1814,178 @@ cdef class Observer:
     cdef public object _selection
     cdef public object _modules
     cdef public object _stacks
-    cdef public object lock
+    cdef object _lock, _acquire, _release
     cdef public dict begun
     cdef public object _outbox
     cdef public long long _order, _step, num_functions
     cdef public bint is_patient, has_written, _picks_calls, _picks_slots
     cdef public bint _wants_forward, _wants_backward, takes_rows
     cdef public object _counts, _indices, _recomputed
-    cdef dict _mode_rows
+    cdef list _mode_rows
+    cdef uint64_t _thread  # of which the next two are
+    cdef list _running, _parents_here
 
     def __cinit__(self, *args, **kwargs):
-        self._mode_rows = {}
+        self._mode_rows = [None] * 24
 
-    cdef Taken _read_one(self, object slot, object tensor):
-        cdef Taken taken = self.tensors._take(slot, tensor, False)
+    @property
+    def lock(self):
+        return self._lock
+
+    @lock.setter
+    def lock(self, lock):
+        self._lock, self._acquire, self._release = lock, lock.acquire, lock.release
+
+    cdef int _look_around(self) except -1:
+        """Find the modules that run on this thread, and the calls that stand around: the same lists as long as the thread lives."""
+        cdef uint64_t thread = PyThreadState_GetID(PyThreadState_Get())
+        if thread != self._thread or self._running is None:
+            running, parents = self._modules.all_running(), self._parents()
+            self._thread, self._running, self._parents_here = thread, running, parents
+        return 0
+
+    cdef Taken _read_one(self, object slot, object tensor, bint is_clear):
+        cdef Taken taken = self.tensors._take(slot, tensor, False, is_clear, -1)
         if not self.is_patient and self._devices.num_pending:
             self._devices.flush()
         return taken
 
     cpdef open(self, str op, tuple args, dict kwargs, str level, frame=None):
         """Take down what is known before a call; None where it is not recorded. `frame` is where the call stands, if that is known."""
-        opened = self._open(op, args, kwargs, level, frame)
-        if self._devices.num_pending and level != "module" and (kwargs or not _is_reader(op)) and _may_write(op, args, kwargs):
+        return self.open_known(_facts_of(op), args, kwargs, level, frame)
+
+    cdef OpenCall open_known(self, _Facts facts, tuple args, dict kwargs, str level, object frame):
+        cdef OpenCall opened = self._open(facts, args, kwargs, level, frame)
+        if self._devices.num_pending and level != "module" and _may_write_here(facts, args, kwargs):
             self.read_all()  # of a module each call inside is announced
         return opened
 
-    cdef OpenCall _open(self, str op, tuple args, dict kwargs, str level, object frame):
-        cdef bint in_backward = _graph_task() != -1
+    cdef OpenCall _open(self, _Facts facts, tuple args, dict kwargs, str level, object frame):
+        cdef str op = facts.op
+        cdef bint in_backward = call_function(&_task_now) != -1
         cdef bint recompute = in_backward and _is_recompute()
+        cdef bint is_operation = level == "op"
         cdef OpenCall opened
-        cdef list found
-        cdef str phase = "forward"
-        if in_backward and not recompute and level != "op":
+        cdef RunningModule innermost
+        cdef list found = [], running
+        cdef str phase = "forward", path = ""
+        if in_backward and not recompute and not is_operation:
             return None
         if not self.has_written:
             self.begin_writing()
-        running = self._modules.all_running()
+        self._look_around()
+        running = self._running
         module = None
-        path = ""
         if running:
             innermost = running[len(running) - 1]
             module, path = innermost.module, innermost.path
-        if level == "op":
+        if is_operation:
             path, stack, phase = self._where(level, in_backward and not recompute, frame)
         else:
             stack = _read_stack(self._stacks, _current_frame() if frame is None else frame, running, len(running) - 1).frames
-        opened = OpenCall(op, level, phase, path, self._parent(), stack, recompute)
-        found = []
-        opened.arguments = _split(args, kwargs, found)
+        opened = OpenCall.__new__(OpenCall)
+        opened.op, opened.level, opened.phase, opened.module, opened.stack, opened.recompute = op, level, phase, path, stack, recompute
+        opened.parent = self._parents_here[len(self._parents_here) - 1] if self._parents_here else ""
+        opened.index = -1
+        opened.versions = opened.inputs = _nothing
+        opened.written = _nothing_written
+        opened.facts = facts
+        opened.arguments = _packed(args, kwargs, found) if self.takes_rows else _split(args, kwargs, found)
         opened.found = found
         opened.modes = self._modes(found, module)
+        opened.is_clear = _is_clear()
         if found:
-            opened.index = self._index(op, path, recompute)
+            opened.index = self._next_index(op, path, recompute)
             if self._picks_calls and not self._wants_call(path, op, opened.index):
                 return None
-            opened.versions = [None if _is_inference(tensor) else tensor._version for _, tensor in found]
+            opened.versions = [_version_now(tensor) for _, tensor in found]
             if self._wants_forward if phase == "forward" else self._wants_backward:
-                opened.inputs = self._take_all(found, False)
-        if level != "op" and _is_grad_enabled() and _transforms() is None:
+                opened.inputs = self._take_all(found, opened.versions, False, opened.is_clear)
+        if not is_operation and call_function(&_grad_now) is True and (opened.is_clear or _transforms() is None):
             opened.edges = _edges_of(found)
         return opened
 
+    cdef long long _next_index(self, str op, str path, bint recompute) except -1:
+        """`CallRecorder._index`"""
+        cdef long long index
+        if recompute:
+            return self._index(op, path, True)
+        counted = (<dict>self._counts).get(op)
+        index = 0 if counted is None else counted
+        (<dict>self._counts)[op] = index + 1
+        key = (path, op)
+        known = (<dict>self._indices).get(key)
+        if known is None:
+            (<dict>self._indices)[key] = index
+        elif type(known) is list:
+            (<list>known).append(index)
+        else:
+            (<dict>self._indices)[key] = [known, index]
+        return index
+
     cdef tuple _modes(self, list found, object module):
-        if _is_any_autocast_enabled():
+        if call_function(&_any_autocast_now) is True:
             return _mode_row(found, module)
-        key = (_is_grad_enabled(), _is_inference_mode_enabled(), module.training if module is not None else None, _is_deterministic())
-        row = self._mode_rows.get(key)
+        training = module.training if module is not None else None
+        cdef int number = 2 if training is None else training is True
+        if training is not None and training is not True and training is not False:
+            return _mode_row(found, module)
+        number = 2 * (2 * (2 * number + (call_function(&_grad_now) is True)) + (call_function(&_inference_now) is True))
+        number += call_function(&_deterministic_now) is True
+        row = self._mode_rows[number]
         if row is None:
-            row = self._mode_rows[key] = (None, *key)
+            row = self._mode_rows[number] = _mode_row(found, module)
         return <tuple>row
 
-    cdef list _take_all(self, list found, bint is_undefined):
+    cdef list _take_all(self, list found, list versions, bint is_undefined, bint is_clear):
+        """Take down tensors, of which the versions may be known."""
         cdef Reader reader = self.tensors
         cdef list taken = []
+        cdef Py_ssize_t number
+        cdef long long version = -1
         if self._picks_slots:
-            found = [(slot, tensor) for slot, tensor in found if self._selection.wants_slot(slot)]
-        with self.lock:
-            for slot, tensor in found:
-                taken.append(reader._take(slot, tensor, is_undefined))
+            found, versions = [(slot, tensor) for slot, tensor in found if self._selection.wants_slot(slot)], None
+        self._acquire()
+        try:
+            for number in range(len(found)):
+                item = found[number]
+                if versions is not None:
+                    known = versions[number]
+                    version = -1 if known is None else known
+                taken.append(reader._take(
+                    <object>PyTuple_GET_ITEM(item, 0), <object>PyTuple_GET_ITEM(item, 1), is_undefined, is_clear, version))
             if not self.is_patient and self._devices.num_pending:
                 self._devices.flush()
+        finally:
+            self._release()
         return taken
 
     def take(self, list found, *, bint is_undefined=False):
         """Take down tensors; their values may come later."""
-        return self._take_all(found, is_undefined)
+        return self._take_all(found, None, is_undefined, _is_clear())
 
     cpdef close(self, OpenCall opened, result):
         """Take down what a call returned."""
         cdef list results = _results(result), mutated, slots
-        cdef bint is_undefined
+        cdef bint is_undefined, is_clear = opened.is_clear
         cdef Edges edges
         if opened.index == -1 and not self._name_late(opened, results):
             return
         mutated = self._mutated(opened, results)
-        is_undefined = _makes_no_values(opened.op)
+        is_undefined = opened.facts is not None and opened.facts.makes_nothing
         if is_undefined:
             for _, tensor in results:
                 self.tensors.mark_undefined(tensor)
         if self._wants_forward if opened.phase == "forward" else self._wants_backward:
-            slots = opened.inputs + self._take_all(results, is_undefined)
+            slots = opened.inputs + self._take_all(results, None, is_undefined, is_clear)
             if mutated is not None:
-                slots += self._take_all(mutated, False)
+                slots += self._take_all(mutated, None, False, is_clear)
             self._write(opened, opened.phase, slots, opened.arguments)
         edges = opened.edges
         opened.let_go()
         if edges is not None and self._wants_backward:
             _watch_backward(self, opened, edges, results if mutated is None else results + mutated)
-        if self.num_functions and self._devices.num_pending and not _is_reader(opened.op):
+        if self.num_functions and self._devices.num_pending and not _facts_of(opened.op).is_reader:
             self.read_all()  # where the Function says that it wrote to a tensor, the version rises again after the write
 
     cdef list _mutated(self, OpenCall opened, list results):
@@ -1388,7 +1996,7 @@ cdef class Observer:
         for number in range(len(opened.found)):
             slot, tensor = <tuple>opened.found[number]
             version = opened.versions[number]
-            if (opened.written and slot.path[0] in opened.written) or (version is not None and tensor._version != version):
+            if (opened.written and slot.path[0] in opened.written) or (version is not None and ask(&_version_of, tensor) != version):
                 self.tensors.forget_storage(tensor)
                 if returned is None:
                     returned = {<size_t><void*>kept for _, kept in results}
@@ -1416,15 +2024,21 @@ cdef class Observer:
         draft.op, draft.index, draft.phase, draft.level = call.op, call.index, phase, call.level
         draft.module, draft.parent, draft.arguments, draft.modes = call.module, call.parent, self._encoded(arguments), call.modes
         draft.slots, draft.stack, draft.recompute, draft.step = tuple(slots), call.stack, call.recompute, self._step
-        with self.lock:
+        self._acquire()
+        try:
             draft.order = self._order
             self._order += 1
-            self._outbox.write(draft)
-
+            held = self._outbox._held
+            if held and len(held) < <Py_ssize_t>self._outbox.most_held:
+                held.append(draft)
+            else:
+                self._outbox.write(draft)
+        finally:
+            self._release()
 
     cdef object _encoded(self, object arguments):
         """Arguments as the sink will write them, if it takes rows: bytes are nothing for Python's garbage collector."""
-        if arguments is None or not self.takes_rows:
+        if arguments is None or type(arguments) is bytes or not self.takes_rows:
             return arguments
         try:
             return _encode_value(arguments)
@@ -1432,26 +2046,71 @@ cdef class Observer:
             return arguments
 
 
-cdef dict _slot_texts = {}
+cdef _Known _slot_texts = _Known()
 
 
 def _text(Taken taken):
-    known = _slot_texts.get(<size_t><void*>taken.slot)
-    if known is not None:
-        return (<tuple>known)[1]
-    if len(_slot_texts) >= 65536:
-        _slot_texts.clear()
-    text = str(taken.slot)
-    _slot_texts[<size_t><void*>taken.slot] = (taken.slot, text)
-    return text
+    cdef void* known = _slot_texts.get(taken.slot)
+    return <str>known if known != NULL else _slot_texts.put(taken.slot, str(taken.slot))
 
 
 # ---- where a call stands
 
 
-cdef extern from "Python.h":
+@cython.final
+cdef class RunningModule:
+    """`modules.RunningModule`"""
+
+    cdef public object module
+    cdef public str path
+    cdef public object stack
+    cdef public object called_from
+    cdef public size_t inside
+
+    def __init__(self, module, str path):
+        self.module, self.path = module, path
+
+    def runs(self, code):
+        """Whether this is the code of its forward."""
+        return getattr(type(self.module).forward, "__code__", None) is code
+
+
+
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX < 0x030B0000
+    static int PyFrame_GetLasti(PyFrameObject* frame) {
+        PyObject* given = PyObject_GetAttrString((PyObject*)frame, "f_lasti");
+        int position = given ? (int)PyLong_AsLong(given) : -1;
+        Py_XDECREF(given);
+        return position;
+    }
+    #endif
+    """
     void* PyEval_GetFrame()
     unsigned long PyThread_get_thread_ident()
+    ctypedef struct PyFrameObject:
+        pass
+    object PyFrame_GetCode(PyFrameObject*)
+    PyObject* PyFrame_GetBack(PyFrameObject*)
+    int PyFrame_GetLasti(PyFrameObject*) except? -2
+
+
+cdef inline object _code_of(object frame):
+    return PyFrame_GetCode(<PyFrameObject*>frame)
+
+
+cdef inline object _position_in(object frame):
+    return PyFrame_GetLasti(<PyFrameObject*>frame)
+
+
+cdef object _frame_above(object frame):
+    cdef PyObject* above = PyFrame_GetBack(<PyFrameObject*>frame)
+    if above == NULL:
+        return None
+    found = <object>above
+    Py_DECREF(found)
+    return found
 
 
 cdef object _current_frame():
@@ -1460,22 +2119,19 @@ cdef object _current_frame():
     return <object>frame if frame != NULL else None
 
 
-cdef dict _businesses = {}
+cdef _Known _businesses = _Known()
 
 
 cdef bint _is_own_business(object frame) except -1:
     """Whether the call comes from inside an optimizer, a wrapper for parallel training and the like."""
+    cdef void* known
     while frame is not None:
-        code = frame.f_code
-        known = _businesses.get(<size_t><void*>code)
-        if known is None:
-            if len(_businesses) >= 65536:
-                _businesses.clear()
-            known = _businesses[<size_t><void*>code] = (code, _business_of(frame))
-        business = (<tuple>known)[1]
+        code = _code_of(frame)
+        known = _businesses.get(code)
+        business = <object>known if known != NULL else _businesses.put(code, _business_of(frame))
         if business is not None:
             return <bint>business
-        frame = frame.f_back
+        frame = _frame_above(frame)
     return False
 
 
@@ -1486,36 +2142,41 @@ cdef object _read_stack(object reader, object frame, list running, Py_ssize_t in
     cdef size_t last = 0, inside = 0
     cdef Py_ssize_t depth = reader._depth
     cdef int kind
-    module = running[innermost] if innermost >= 0 else None
-    if module is not None and module.stack is not None:
-        inside = module.inside
+    cdef RunningModule module = None
+    if innermost >= 0:
+        module = running[innermost]
+        if module.stack is not None:
+            inside = module.inside
     while frame is not None and len(codes) < depth:
-        code = frame.f_code
+        code = _code_of(frame)
         if inside and <size_t><void*>frame == inside:
             key.append(<size_t><void*>code)
-            key.append(frame.f_lasti)
+            key.append(_position_in(frame))
             codes.append(code)
             return _joined(reader, key, codes, module.stack)
         known = kinds.get(<size_t><void*>code)
-        kind = (<tuple>known)[0] if known is not None else reader._classify(code)
+        kind = <object>PyTuple_GET_ITEM(known, 0) if known is not None else reader._classify(code)
         if kind == USERS:
             key.append(<size_t><void*>code)
-            key.append(frame.f_lasti)
+            key.append(_position_in(frame))
             codes.append(code)
             last = <size_t><void*>frame
         elif kind == BOUNDARY and module is not None:
             module.inside = last if codes and module.runs(codes[len(codes) - 1]) else 0
-            return _joined(reader, key, codes, _above_module(reader, frame.f_back, running, innermost))
+            return _joined(reader, key, codes, _above_module(reader, _frame_above(frame), running, innermost))
         elif kind == END:
             break
-        frame = frame.f_back
+        frame = _frame_above(frame)
     return _joined(reader, key, codes, _no_stack)
 
 
 cdef object _above_module(object reader, object caller, list running, Py_ssize_t number):
     """`StackReader._above_module`"""
-    module = running[number]
-    called_from = None if caller is None else (<size_t><void*>caller.f_code, caller.f_lasti)
+    cdef RunningModule module = running[number]
+    called_from = None
+    if caller is not None:
+        code = _code_of(caller)
+        called_from = (<size_t><void*>code, _position_in(caller))
     stack = module.stack
     if stack is None or module.called_from != called_from:
         stack = module.stack = _read_stack(reader, caller, running, number - 1)
@@ -1533,20 +2194,41 @@ cdef object _joined(object reader, list key, list codes, object above):
 # ---- the calls that a mode sees
 
 
-cdef dict _op_names = {}
-cdef dict _silent_writers = {}
+cdef dict _compiler_names = torch.compiler.__dict__
+cdef dict _functions = {}
 
 
-cdef str _name_of(object func):
+cdef _Facts _called(object func):
+    """What is known of calls of a function; None where they are nothing that is recorded."""
     try:
-        return _op_names[func]
+        return <_Facts>_functions[func]
     except KeyError:
-        if len(_op_names) >= 8192:
-            _op_names.clear()
-        op = _op_names[func] = _op_name(func)
-        return op
+        if len(_functions) >= 8192:
+            _functions.clear()
+        op = _op_name(func)
+        facts = _functions[func] = None if op is None else _facts_of(op)
+        return facts
     except TypeError:  # somebody's object that cannot be told from others
         return None
+
+
+cdef object _OUR_NUMBER = -1  # those of torch's handles begin at 0
+
+
+cdef class Registrar:
+    """What torch calls to register a hook on a node, quicker for ours, which nobody removes: `autograd.Function._register_hook`."""
+
+    cdef object original
+
+    def __init__(self, original):
+        self.original = original
+
+    def __call__(self, hooks, hook):
+        if hooks is not None or type(hook) is not Hook:
+            return self.original(hooks, hook)
+        hooks = _ordered_dict()
+        hooks[_OUR_NUMBER] = hook
+        return hooks, None
 
 
 cdef class Announcer:
@@ -1559,11 +2241,125 @@ cdef class Announcer:
         self.announce, self.devices = announce, devices
 
     def call(self, func, args, kwargs):
-        if self.devices.num_pending:
-            op = _name_of(func)
-            if op is not None and (kwargs or not _is_reader(op)):
-                self.announce(op, args, kwargs)
+        if self.devices.num_pending and not _compiler_names.get("_is_compiling_flag"):
+            facts = _called(func)
+            if facts is not None and (kwargs or not facts.is_reader):
+                self.announce(facts.op, args, kwargs)
         return func(*args, **kwargs)
+
+
+cdef class ModuleCaller:
+    """What stands around the call of a module, where there is nothing special about it: `session.CaptureSession._around_module`."""
+
+    cdef object session
+    cdef bint records
+
+    def __init__(self, session):
+        self.session, self.records = session, session._level in ("module", "both")
+
+    def call(self, original, module, tuple args, dict kwargs):
+        cdef Observer observer
+        session = self.session
+        if not session._is_recording:
+            return original(module, *args, **kwargs)
+        observer = session._recorder
+        observer._look_around()
+        if not observer._running or not self._is_plain(session, module):
+            return session._around_module(original, module, args, kwargs)
+        session._modules.enter(module)
+        return self._record(observer, original, module, args, kwargs) if self.records else self._run(observer, original, module, args, kwargs)
+
+    cdef bint _is_plain(self, object session, object module) except -1:
+        """Whether it is neither compiled nor fused nor taken whole, and calls of this thread are seen."""
+        if session._has_units or (session._thread != PyThread_get_thread_ident() and call_function(&_task_now) == -1):
+            return False
+        if _compiler_names.get("_is_compiling_flag") or _tracing_state() is not None:
+            return False
+        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+            return False
+        return module.training is True or not isinstance(module, _fused_modules)
+
+    cdef object _run(self, Observer observer, object original, object module, tuple args, dict kwargs):
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            _leave_module(observer, module)
+
+    cdef object _record(self, Observer observer, object original, object module, tuple args, dict kwargs):
+        cdef OpenCall opened = None
+        cdef list parents = observer._parents_here
+        cdef bint is_parent = False
+        try:
+            opened = self._open(observer, module, args, kwargs)
+            if opened is not None and opened.index != -1:
+                parents.append(f"{opened.op}.{opened.index}")
+                is_parent = True
+            result = original(module, *args, **kwargs)
+        finally:
+            if is_parent:
+                parents.pop()
+            _leave_module(observer, module)
+        if opened is not None:
+            self._close(observer, opened, result)
+        return result
+
+    cdef OpenCall _open(self, Observer observer, object module, tuple args, dict kwargs):
+        cdef OpenCall opened = None
+        op = "module." + type(module).__name__
+        try:
+            guard = _shut_eyes()
+            try:
+                opened = observer.open(op, args, kwargs, "module", None)
+                if opened is not None and opened.edges is not None:
+                    self._add_parameters(opened, <Edges>opened.edges, module)
+            finally:
+                _leave_guard(guard)
+        except Exception as error:
+            self.session.failed(f"record the inputs of {op}", error)
+        return opened
+
+    cdef int _add_parameters(self, OpenCall opened, Edges edges, object module) except -1:
+        if type(module).named_parameters is not _named_parameters:
+            self.session._add_parameters(opened, module)
+            return 0
+        for name, parameter in (<dict>module._parameters).items():
+            if parameter is not None and ask(&_requires_grad_of, parameter) is True:
+                edges.leaves.setdefault(<size_t><void*>parameter, _parameter_slot(name))
+        return 0
+
+    cdef int _close(self, Observer observer, OpenCall opened, object result) except -1:
+        try:
+            guard = _shut_eyes()
+            try:
+                observer.close(opened, result)
+            finally:
+                _leave_guard(guard)
+        except Exception as error:
+            self.session.failed(f"record the outputs of {opened.op}", error)
+        return 0
+
+
+cdef int _leave_module(Observer observer, object module) except -1:
+    """`modules.ModuleStack.leave`"""
+    cdef list running
+    observer._look_around()
+    running = observer._running
+    while running:
+        if (<RunningModule>running.pop()).module is module:
+            break
+    return 0
+
+
+cdef dict _parameter_slots = {}
+
+
+cdef object _parameter_slot(object name):
+    known = _parameter_slots.get(name)
+    if known is None:
+        if len(_parameter_slots) >= 8192:
+            _parameter_slots.clear()
+        known = _parameter_slots[name] = _slot_type("parameter", (name,))
+    return known
 
 
 cdef class Handler:
@@ -1577,37 +2373,35 @@ cdef class Handler:
     def call(self, func, args, kwargs):
         """Run a call of torch and record it; the frame that is running is the mode's, the one before stands above the call."""
         cdef OpenCall opened = None
-        op = _name_of(func)
-        if op is not None and type(args) is tuple and type(kwargs) is dict:
-            opened = self._open(op, args, kwargs)
+        cdef _Facts facts = _called(func)
+        if facts is not None and not _compiler_names.get("_is_compiling_flag") and type(args) is tuple and type(kwargs) is dict:
+            opened = self._open(facts, args, kwargs)
         result = func(*args, **kwargs)
         if opened is not None:
             self._close(opened, result)
         return result
 
-    cdef OpenCall _open(self, str op, tuple args, dict kwargs):
+    cdef OpenCall _open(self, _Facts facts, tuple args, dict kwargs):
         cdef Observer observer
-        cdef OpenCall opened
+        cdef str op = facts.op
         session = self.session
         if not session._is_recording or _tracing_state() is not None or (
             session._thread != PyThread_get_thread_ident() and <long long>_graph_task() == -1
         ):
             return None
-        silent = _silent_writers.get(op)
-        if silent is None:
-            if len(_silent_writers) >= 8192:
-                _silent_writers.clear()
-            silent = _silent_writers[op] = _writes_silently(op)
-        if silent or session._names_operators:
-            return session.open_call(op, args, kwargs, frame=_current_frame().f_back)
+        if facts.is_silent or session._names_operators:
+            return session.open_call(op, args, kwargs, frame=_frame_above(_current_frame()))
         try:
-            with _without_function_modes():
-                frame = _current_frame().f_back
+            guard = _shut_eyes()
+            try:
+                frame = _frame_above(_current_frame())
                 observer = session._recorder
                 if not _is_own_business(frame):
-                    return observer.open(op, args, kwargs, "api", frame)
-                if observer._devices.num_pending and (kwargs or not _is_reader(op)):
+                    return observer.open_known(facts, args, kwargs, "api", frame)
+                if observer._devices.num_pending and (kwargs or not facts.is_reader):
                     observer.before(op, args, kwargs)
+            finally:
+                _leave_guard(guard)
         except Exception as error:
             session.failed(f"record the inputs of {op}", error)
         return None
@@ -1616,9 +2410,12 @@ cdef class Handler:
         cdef Observer observer
         session = self.session
         try:
-            with _without_function_modes():
+            guard = _shut_eyes()
+            try:
                 observer = session._recorder
                 observer.close(opened, result)
+            finally:
+                _leave_guard(guard)
         except Exception as error:
             session.failed(f"record the outputs of {opened.op}", error)
         return 0
@@ -1626,27 +2423,20 @@ cdef class Handler:
 
 # ---- what is taken over from the files of Python; at the end, since some of them look for what is above
 
-cdef object _is_inference = torch._C.TensorBase.is_inference
 cdef object _transpose = torch._C.TensorBase.t
 cdef object _reshape = torch._C.TensorBase.reshape
 cdef object _clone = torch._C.TensorBase.clone
 cdef object _add = torch._C.TensorBase.add
 cdef object _is_grad_enabled = torch._C.is_grad_enabled
-cdef object _is_inference_mode_enabled = torch._C.is_inference_mode_enabled
-cdef object _is_deterministic = torch._C._get_deterministic_algorithms
-cdef object _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-cdef object _without_function_modes = torch._C.DisableTorchFunction
 
 from ulpscope.capture import calls as _calls
 from ulpscope.capture import stacks as _stacks
 from ulpscope.capture import state as _state
 from ulpscope.capture import torch_internals as _torch_internals
 from ulpscope.capture import walk as _walk
-from ulpscope.model import EncodedRow as _EncodedRow
 from ulpscope.model import Slot as _Slot
 
 cdef object _slot_type = _Slot
-cdef object _encoded_row_type = _EncodedRow
 
 
 def _plain_row(draft):
@@ -1657,9 +2447,12 @@ def _plain_row(draft):
 
 cdef object _encode_argument = _walk.encode_value
 cdef object _tensors_in = _walk.tensors_in
+cdef object _slot_and_mark = _walk.slot_and_mark
 cdef list _ready_inputs = _walk.READY_INPUTS
 cdef Py_ssize_t NUM_READY = len(_ready_inputs)
-cdef object _first_output = _walk.slot_and_mark("output", (0,))[0]
+cdef list _ready_marks = [_encode_value(mark) for _, mark in _ready_inputs]
+cdef list _ready_outputs = [_walk.slot_and_mark("output", (index,))[0] for index in range(NUM_READY)]
+cdef object _first_output = _ready_outputs[0]
 cdef object _may_write = _calls.may_write
 cdef object _never_writes = _calls.never_writes
 cdef object _makes_no_values = _calls.makes_no_values
@@ -1675,3 +2468,5 @@ cdef object _is_recompute = _stacks.is_recompute
 cdef object _mode_row = _state.mode_row
 cdef object _blind = _torch_internals.blind
 cdef object _slot_named = _walk.renamed
+cdef object _named_parameters = torch.nn.Module.named_parameters
+cdef tuple _fused_modules = _torch_internals.FUSED_MODULES

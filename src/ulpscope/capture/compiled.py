@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["COMPILED"]
 
-_VERSION = 2  # of `_compiled.VERSION`
+_VERSION = 3  # of `_compiled.VERSION`
 
 
 def _find() -> Any:

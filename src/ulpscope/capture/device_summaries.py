@@ -38,13 +38,13 @@ _MOST_BATCHES = 3
 
 
 class Pending(msgspec.Struct, gc=False):
-    """A tensor that waits to be read. `alias` shares its storage and version, which is -1 for a copy of our own."""
+    """A tensor that waits to be read. `alias` shares its storage and version, which is -1 for a copy of our own, until it is read."""
 
     values: Values
     numel: int
     layout: Layout
     address: int
-    alias: torch.Tensor
+    alias: Any
     version: int
 
 
@@ -57,6 +57,7 @@ class _Batch:
             self.arrived = torch.empty((_BATCH_ROWS, COLUMNS), dtype=torch.int64, pin_memory=True)
             self.uploads = torch.empty(_BATCH_UPLOADS, dtype=torch.int64, pin_memory=True)
         self.numbers = self.arrived.numpy()  # asked for here, where no mode of the user's sees it
+        self.upload_numbers = self.uploads.numpy()
         self.event = _new_event()
         self.clear()
 
@@ -95,18 +96,32 @@ class _Queue:
 
 
 def _unchanged(pending: list[Pending], lose: Callable[[Values], None]) -> list[Pending]:
-    """Those that nobody has written to since they were taken; of the others, `lose` is told."""
+    """Those that nobody has written to since they were taken, with those of one group together; of the others, `lose` is told."""
     entries = []
     for entry in pending:
-        if entry.version == -1 or (entry.alias._version == entry.version and entry.alias.data_ptr() == entry.address):
+        alias = entry.alias
+        if entry.version == -1 or (alias._version == entry.version and alias.data_ptr() == entry.address):
             entries.append(entry)
         else:
             lose(entry.values)
+    entries.sort(key=_group)
     return entries
 
 
+def _hand_over(entries: list[Pending], owners: list[Values], numels: list[int]) -> None:
+    """Who waits for the rows of a flush, and how many elements each has; the tensors are let go."""
+    for entry in entries:
+        owners.append(entry.values)
+        numels.append(entry.numel)
+        entry.alias = None
+
+
+def _group(entry: Pending) -> int:
+    return entry.layout.group
+
+
 if COMPILED is not None and not TYPE_CHECKING:
-    Pending, _Queue, _unchanged = COMPILED.Pending, COMPILED.Queue, COMPILED.unchanged
+    Pending, _Queue, _unchanged, _hand_over = COMPILED.Pending, COMPILED.Queue, COMPILED.unchanged, COMPILED.hand_over
 
 
 class PendingSummaries(_Queue):
@@ -224,13 +239,10 @@ class CudaSummaries(PendingSummaries):
         with self._here():
             batch = self._batch_with_room(len(entries))
             size = upload_size(len(entries))
-            upload = batch.uploads[batch.uploaded : batch.uploaded + size]
-            rows = batch.rows[len(batch.owners) :]
-            entries.sort(key=_group)
-            self._launcher.launch([entry.layout for entry in entries], [entry.address for entry in entries], upload, rows)
+            part = slice(batch.uploaded, batch.uploaded + size)
+            self._launcher.launch(entries, batch.uploads[part], batch.upload_numbers[part], batch.rows[len(batch.owners) :], self._stream)
         batch.uploaded += size
-        batch.owners += [entry.values for entry in entries]
-        batch.numels += [entry.numel for entry in entries]
+        _hand_over(entries, batch.owners, batch.numels)
 
     def _here(self) -> contextlib.AbstractContextManager[Any]:
         """On the device, and on the stream behind which the tensors were made."""
@@ -269,10 +281,6 @@ class CudaSummaries(PendingSummaries):
             self._free.append(batch)
             has_come = True
         return has_come
-
-
-def _group(entry: Pending) -> int:
-    return entry.layout.group
 
 
 def _lose(values: Values) -> None:

@@ -20,7 +20,7 @@ from ulpscope.numerics.casting import byte_values
 
 __all__ = ["MOST_ROWS", "Launcher", "are_kernels_there", "upload_size"]
 
-MOST_ROWS = 128
+MOST_ROWS = 256
 _WIDTH = 256
 _WARPS = 4
 _NEVER = 2**62
@@ -61,45 +61,40 @@ class Launcher:
         self._chunk_weights = _powers(CHUNK, JOINED).to(device)
         self._parts = torch.empty((4096, COLUMNS), dtype=torch.int64, device=device)
         self._codes: dict[str, torch.Tensor] = {}
-        self._compiled: dict[Any, Any] = {}
+        self._compiled: dict[int, Any] = {}
         self._shared = (statistics, FIELDS, MOST_ROWS, CHUNK, _WIDTH, _LINE_POWER, COLUMNS)
         self._whole_constants = (statistics, FIELDS, JOINED, _JOINED_POWER, COLUMNS)
 
-    def launch(self, layouts: list[Layout], addresses: list[int], upload: torch.Tensor, out: torch.Tensor) -> None:
-        """Summarise tensors, given with those of one group together, into the rows of `out`.
+    def launch(self, entries: list[Any], upload: torch.Tensor, numbers: Any, out: torch.Tensor, stream: int) -> None:
+        """Summarise tensors that wait (`Pending`), given with those of one group together, into the rows of `out`, on the current stream.
 
-        `upload` is pinned memory of `upload_size` numbers, which stays as it is until the device is done.
+        `upload` is pinned memory of `upload_size` numbers, `numbers` the same as an array; it stays as it is until the device is done.
         """
-        firsts = _fill(upload.numpy(), layouts, addresses)
+        groups, num_programs = _fill(numbers, entries)
         self._table[: upload.shape[0]].copy_(upload, non_blocking=True)
-        if self._parts.shape[0] < firsts[-1]:
-            self._parts = torch.empty((2 * firsts[-1], COLUMNS), dtype=torch.int64, device=self._device)
-        begin, count = 0, len(layouts)
-        for end in range(1, count + 1):
-            if end == count or layouts[end].group != layouts[begin].group:
-                self._launch_group(layouts[begin], firsts[begin], firsts[end] - firsts[begin])
-                begin = end
-        self._run(("whole_tensors",), self._whole_constants, count, self._rows, self._parts, self._chunk_weights, out)
+        if self._parts.shape[0] < num_programs:
+            self._parts = torch.empty((2 * num_programs, COLUMNS), dtype=torch.int64, device=self._device)
+        for layout, first, count in groups:
+            self._launch_group(layout, first, count, stream)
+        self._run("whole_tensors", -1, self._whole_constants, len(entries), stream, self._rows, self._parts, self._chunk_weights, out)
 
-    def _launch_group(self, layout: Layout, first: int, count: int) -> None:
+    def _launch_group(self, layout: Layout, first: int, count: int, stream: int) -> None:
         is_narrow, kind, size, unit, dims = layout.variant
         if is_narrow:
-            constants: tuple[Any, ...] = (kind, unit, dims, *self._shared)
-            self._run(("narrow_parts", layout.group), constants, count, self._rows, self._table, self._lane_weights, self._parts, first)
+            given: list[Any] = [self._rows, self._table, self._lane_weights, self._parts, first]
+            self._run("narrow_parts", layout.group, (kind, unit, dims, *self._shared), count, stream, *given)
         else:
             codes = self._values_of_codes(layout.real) if size == 1 else self._lane_weights
-            constants = (kind, size, unit, dims, *self._shared)
-            self._run(
-                ("wide_parts", layout.group), constants, count, self._rows, self._table, self._lane_weights, codes, self._parts, first
-            )
+            given = [self._rows, self._table, self._lane_weights, codes, self._parts, first]
+            self._run("wide_parts", layout.group, (kind, size, unit, dims, *self._shared), count, stream, *given)
 
-    def _run(self, key: tuple[Any, ...], constants: tuple[Any, ...], grid: int, *arguments: Any) -> None:
+    def _run(self, name: str, group: int, constants: tuple[Any, ...], grid: int, stream: int, *arguments: Any) -> None:
         """Launch a kernel; from the second time on past triton's look at every argument, which takes longer than the launch."""
-        compiled = self._compiled.get(key)
+        compiled = self._compiled.get(group)
         if compiled is None:
-            self._compiled[key] = getattr(_kernels(), key[0])[(grid,)](*arguments, *constants, num_warps=_WARPS)
+            self._compiled[group] = getattr(_kernels(), name)[(grid,)](*arguments, *constants, num_warps=_WARPS)
         else:
-            compiled[(grid, 1, 1)](*arguments, *constants)
+            compiled[(grid, 1, 1)](*arguments, *constants, stream=stream)
 
     def _values_of_codes(self, name: str) -> torch.Tensor:
         """Values and classes of the 256 codes of a one-byte dtype."""
@@ -108,18 +103,24 @@ class Launcher:
         return self._codes[name]
 
 
-def _fill(upload: Any, layouts: list[Layout], addresses: list[int]) -> list[int]:
-    """Write the rows of a flush; the result is the first program of each row, and their number at the end."""
+def _fill(numbers: Any, entries: list[Any]) -> tuple[list[tuple[Layout, int, int]], int]:
+    """Write the rows of a flush; the result has for each group of layouts its first one, its first program and how many programs it has,
+    and then the number of all programs.
+    """
     if COMPILED is not None:
-        return COMPILED.fill(upload, layouts, addresses, MOST_ROWS, FIELDS, _NEVER)  # type: ignore[no-any-return]
-    count = len(layouts)
-    table = upload[MOST_ROWS:].reshape(count, FIELDS)
+        return COMPILED.fill(numbers, entries, MOST_ROWS, FIELDS, _NEVER)  # type: ignore[no-any-return]
+    count = len(entries)
+    layouts = [entry.layout for entry in entries]
+    table = numbers[MOST_ROWS:].reshape(count, FIELDS)
     table[:] = np.frombuffer(b"".join([layout.row for layout in layouts]), np.int64).reshape(count, FIELDS)
     firsts = list(accumulate([layout.num_programs for layout in layouts], initial=0))
-    table[:, 0] = addresses
-    table[:, 2] = upload[:count] = firsts[:-1]
-    upload[count:MOST_ROWS] = _NEVER
-    return firsts
+    table[:, 0] = [entry.address for entry in entries]
+    table[:, 2] = numbers[:count] = firsts[:-1]
+    numbers[count:MOST_ROWS] = _NEVER
+    begins = [place for place in range(count) if place == 0 or layouts[place].group != layouts[place - 1].group]
+    return [
+        (layouts[begin], firsts[begin], firsts[end] - firsts[begin]) for begin, end in zip(begins, [*begins[1:], count], strict=True)
+    ], firsts[-1]
 
 
 def _powers(step: int, count: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from ulpscope.capture.state import ModeRow
 from ulpscope.capture.taking import Taken
 from ulpscope.capture.tensors import record_of, row_of
 from ulpscope.capture.walk import Encoded
-from ulpscope.model import Arguments, CallName, CallRecord, CallRow, EncodedRow, Frame, Level, Modes, Phase, Sink
+from ulpscope.model import Arguments, CallName, CallRecord, CallRow, Frame, Level, Modes, Phase, Sink
 
 __all__ = ["Draft", "Outbox", "plain_row"]
 
@@ -51,12 +51,24 @@ class Draft(msgspec.Struct, gc=False):
                 return False
         return True
 
-    def row(self) -> CallRow | EncodedRow:
+    def row(self) -> CallRow:
         return plain_row(self)
 
 
+def _complete_of(held: deque[Draft | Callable[[], None]]) -> list[Draft]:
+    """Take the records at the front whose values are all there."""
+    ready: list[Draft] = []
+    while held:
+        first = held[0]
+        if not isinstance(first, Draft) or not first.is_complete():
+            break
+        ready.append(first)
+        held.popleft()
+    return ready
+
+
 if COMPILED is not None and not TYPE_CHECKING:
-    Draft = COMPILED.Draft
+    Draft, _complete_of = COMPILED.Draft, COMPILED.complete_of
 
 
 def plain_row(draft: Draft) -> CallRow:
@@ -107,8 +119,10 @@ class Outbox:
         self._lock = lock
         self._rank = rank
         self._devices = devices
+        self.most_held = _MOST_HELD
         self._held: deque[Draft | Callable[[], None]] = deque()
-        self._write_rows: Callable[[Iterable[CallRow | EncodedRow]], None] | None = getattr(sink, "write_rows", None)
+        self._write_rows: Callable[[Iterable[CallRow]], None] | None = getattr(sink, "write_rows", None)
+        self._frames = COMPILED.Frames() if COMPILED is not None and hasattr(sink, "write_frames") else None
 
     @property
     def num_held(self) -> int:
@@ -120,7 +134,7 @@ class Outbox:
             self._emit([draft])
             return
         self._held.append(draft)
-        if len(self._held) > _MOST_HELD:
+        if len(self._held) > self.most_held:
             self.settle(wait=True)
 
     def run(self, action: Callable[[], None]) -> None:
@@ -145,25 +159,22 @@ class Outbox:
             raise
 
     def _write_complete(self) -> None:
-        ready: list[Draft] = []
         while self._held:
-            first = self._held[0]
-            if isinstance(first, Draft):
-                if not first.is_complete():
-                    break
-                ready.append(first)
-                self._held.popleft()
-                continue
-            self._held.popleft()
-            self._emit(ready)
-            ready = []
-            first()
-        self._emit(ready)
+            self._emit(_complete_of(self._held))
+            if self._held and isinstance(self._held[0], Draft):
+                return
+            if self._held:
+                self._held.popleft()()  # type: ignore[operator]
 
     def _emit(self, drafts: list[Draft]) -> None:
         if not drafts:
             return
         with self._lock:
+            if self._frames is not None:
+                frames = self._frames.of(drafts, self._sink.number_stack)  # type: ignore[attr-defined]
+                if frames is not None:
+                    self._sink.write_frames(frames, len(drafts))  # type: ignore[attr-defined]
+                    return
             if self._write_rows is not None:
                 self._write_rows(draft.row() for draft in drafts)  # one at a time: thousands at once call the garbage collector
                 return

@@ -21,12 +21,10 @@ from ulpscope.capture.patching import Patches
 from ulpscope.capture.safety import Safety
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.state import OptimizerProbe
-from ulpscope.capture.torch_internals import graph_task, is_jit_tracing
+from ulpscope.capture.torch_internals import FUSED_MODULES, graph_task, is_jit_tracing
 from ulpscope.model import LedgerEntry, Sink
 
 __all__ = ["Session", "has_fast_path", "is_compiled"]
-
-_FUSED = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 
 
 class Session:
@@ -111,7 +109,7 @@ class Session:
             raise
 
     def _install(self) -> None:
-        self._patches.module_calls(self._around_module)
+        self._patches.module_calls(self._module_caller())
         self._patches.functions(self._around_function)
         self._patches.backward_passes(self._around_backward)
         self._patches.collectives(self._around_collective)
@@ -122,6 +120,10 @@ class Session:
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
         self._mode = self._new_mode()
         self._set_mode(on=self._is_recording or isinstance(self._mode, OpMode))
+
+    def _module_caller(self) -> Callable[..., Any]:
+        """What stands around every call of a module."""
+        return self._around_module
 
     def _set_mode(self, *, on: bool) -> None:
         """Let our mode see the calls of this thread, or none, which then cost nothing."""
@@ -245,7 +247,7 @@ class Session:
 
 def has_fast_path(module: torch.nn.Module) -> bool:
     """Whether a module would use a fused kernel that it gives up when any torch function mode is active."""
-    if module.training or not isinstance(module, _FUSED):
+    if module.training or not isinstance(module, FUSED_MODULES):
         return False
     return not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in module.parameters())
 

@@ -64,7 +64,7 @@ class _Handler:
         self._recorder = recorder
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        op = op_name(func)
+        op = op_name(func) if not torch.compiler.is_compiling() else None
         opened = self._recorder.open_call(op, args, kwargs, frame=caller(2)) if op is not None else None
         result = func(*args, **kwargs)
         if opened is not None:
@@ -80,7 +80,7 @@ class _Announcer:
         self._devices = devices
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._devices.num_pending:
+        if self._devices.num_pending and not torch.compiler.is_compiling():
             op = op_name(func)
             if op is not None and (kwargs or not never_writes(op)):
                 self._announce(op, args, kwargs)
@@ -99,7 +99,7 @@ class ApiMode(FunctionMode):
         self._call = _Handler(recorder).call
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if torch.compiler.is_compiling():  # the compiler follows this function, and nothing below it
+        if torch.compiler.is_dynamo_compiling():  # the compiler follows this function, and nothing below it
             return func(*args, **(kwargs or {}))
         return self._call(func, args, kwargs or {})
 
@@ -112,7 +112,7 @@ class WriteGuard(FunctionMode):
         self._call = _Announcer(announce, devices).call
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
         return self._call(func, args, kwargs or {})
 

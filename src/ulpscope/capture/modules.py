@@ -8,10 +8,12 @@ import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
+
+from ulpscope.capture.compiled import COMPILED
 
 __all__ = ["ModuleStack", "RunningModule", "clean_path"]
 
@@ -38,6 +40,10 @@ class RunningModule:
     def runs(self, code: CodeType) -> bool:
         """Whether this is the code of its forward."""
         return getattr(type(self.module).forward, "__code__", None) is code
+
+
+if COMPILED is not None and not TYPE_CHECKING:
+    RunningModule = COMPILED.RunningModule
 
 
 class ModuleStack:

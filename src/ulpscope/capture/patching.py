@@ -4,6 +4,7 @@
 Each replacement stands for something that neither a mode nor a public hook can see:
 
 - `nn.Module.__call__`: which module runs, with its keyword arguments, also when forward raises;
+- `autograd.Function._register_hook`, where the compiled hot path is there: the thousand hooks of a step take half the time;
 - `autograd.Function.apply`: modes see only the calls inside a Function, not the Function;
 - `torch.autograd._engine_run_backward`: modes are off inside their own handler, and `Tensor.backward` is such a handler, so recomputed
   forwards would be missed; it also tells when a backward pass is over;
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["COLLECTIVES", "Patches"]
+__all__ = ["COLLECTIVES", "MODULE_CALL", "Patches"]
 
 _INHERITED = object()
 
@@ -67,13 +68,7 @@ class Patches:
     def module_calls(self, around: Callable[..., Any]) -> None:
         """`around(original, module, args, kwargs)` stands for every call of a module."""
         original = torch.nn.Module.__call__
-
-        def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(self, *args, **kwargs)
-            return around(original, self, args, kwargs)
-
-        self._replace(torch.nn.Module, "__call__", functools.wraps(original)(call))
+        self._replace(torch.nn.Module, "__call__", functools.wraps(original)(_module_call(original, around)))
 
     def functions(self, around: Callable[..., Any]) -> None:
         """`around(apply, cls, args, kwargs)` stands for every `Function.apply`."""
@@ -86,6 +81,10 @@ class Patches:
             return around(bound, cls, args, kwargs)
 
         self._replace(torch.autograd.Function, "apply", classmethod(apply))
+
+    def hook_registration(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """`around(original)` stands for what torch calls to register a hook on a node of the graph."""
+        self._replace(torch.autograd.Function, "_register_hook", around(torch.autograd.Function._register_hook))
 
     def backward_passes(self, around: Callable[..., Any]) -> None:
         """`around(original, args, kwargs)` stands for every pass of the autograd engine that Python starts."""
@@ -159,6 +158,19 @@ class Patches:
     def _replace(self, owner: Any, name: str, replacement: Any) -> None:
         self._replaced.append((owner, name, owner.__dict__.get(name, _INHERITED)))
         setattr(owner, name, replacement)
+
+
+def _module_call(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # the compiler follows this function, and nothing below it
+            return original(self, *args, **kwargs)
+        return around(original, self, args, kwargs)
+
+    return call
+
+
+MODULE_CALL = _module_call(repr, repr).__code__
+"""The code of the function that stands around the call of every module."""
 
 
 def _collective(name: str, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,14 +17,16 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ulpscope.capture.calls import caller, is_own_business, never_writes, writes_silently
+from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.lifecycle import Session, has_fast_path, is_compiled
 from ulpscope.capture.modes import ApiMode, FunctionMode, OpMode, WriteGuard
+from ulpscope.capture.patching import MODULE_CALL
 from ulpscope.capture.recorder import CallRecorder, OpenCall
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.tensors import Keep
 from ulpscope.capture.threads import lend_torch_threads
 from ulpscope.capture.torch_internals import graph_task, inside_transform
-from ulpscope.capture.walk import Found, encode_arguments
+from ulpscope.capture.walk import Found, encode_arguments, slot_and_mark
 from ulpscope.model import Arguments, LedgerEntry, Level, Sink, Slot
 from ulpscope.numerics.threads import lend_threads
 
@@ -70,7 +72,7 @@ class CaptureSession(Session):
             selection=self._selection,
             modules=self._modules,
             session=weakref.ref(self),
-            boundary=CaptureSession._around_module.__code__,
+            boundary=MODULE_CALL,
             is_patient=level in ("api", "both"),
         )
         self._write_guard: WriteGuard | None = None
@@ -80,10 +82,15 @@ class CaptureSession(Session):
 
     def _install(self) -> None:
         super()._install()
+        if COMPILED is not None:
+            self._patches.hook_registration(COMPILED.Registrar)
         self._patches.single_functions(self._functions, self._around_single)
         if self._level == "module":
             self._write_guard = WriteGuard(self._announce, self._recorder.devices)
         lend_torch_threads()
+
+    def _module_caller(self) -> Callable[..., Any]:
+        return self._around_module if COMPILED is None else COMPILED.ModuleCaller(self).call
 
     def _new_mode(self) -> FunctionMode | OpMode | None:
         if self._level == "op":
@@ -188,7 +195,7 @@ class CaptureSession(Session):
     # ---- what the patches call
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.is_recording:
+        if torch.compiler.is_compiling() or not self.is_recording:
             return original(module, *args, **kwargs)
         is_outermost = self._modules.is_empty()
         if is_outermost:
@@ -214,10 +221,8 @@ class CaptureSession(Session):
         finally:
             if pushed:
                 self._recorder.leave_parent()
-            if opened is None:
-                self._modules.leave(module)
-        if opened is not None:
             self._modules.leave(module)
+        if opened is not None:
             self.close_call(opened, result)
         return result
 
@@ -234,7 +239,7 @@ class CaptureSession(Session):
             return
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
-                opened.edges.leaves.setdefault(id(parameter), Slot("parameter", (name,)))
+                opened.edges.leaves.setdefault(id(parameter), slot_and_mark("parameter", (name,))[0])
 
     def _note_compiled(self, module: torch.nn.Module) -> None:
         path = self._modules.current or type(module).__name__

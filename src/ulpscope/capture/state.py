@@ -7,14 +7,16 @@ import functools
 import hashlib
 import random
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.torch_internals import blind, inside_transform
 from ulpscope.capture.walk import Found, encode_arguments
 from ulpscope.model import Modes, Slot
+
+if TYPE_CHECKING:
+    from ulpscope.capture.modules import ModuleStack
 
 __all__ = ["ModeRow", "OptimizerProbe", "mode_row", "random_generators", "surrounding_modes"]
 

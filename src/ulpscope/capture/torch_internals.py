@@ -17,6 +17,7 @@ from torch.utils import _python_dispatch
 
 __all__ = [
     "ACCUMULATE_GRAD",
+    "FUSED_MODULES",
     "Quiet",
     "blind",
     "current_node",
@@ -41,6 +42,9 @@ __all__ = [
 
 ACCUMULATE_GRAD = 2**64 - 1
 """The sequence number of nodes that add into a leaf: larger than any range, so a walk stops there by itself."""
+
+FUSED_MODULES = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
+"""Modules that use a fused kernel in evaluation, and give it up when any torch function mode is active."""
 
 _autograd = torch._C._autograd
 _functorch = torch._C._functorch
@@ -81,8 +85,7 @@ def weak_reference(tensor: torch.Tensor) -> int:
     return int(reference)
 
 
-def free_weak_reference(reference: int) -> None:
-    _storages._free_weak_ref(reference)
+free_weak_reference = _storages._free_weak_ref
 
 
 def current_stream(device: torch.device) -> int:

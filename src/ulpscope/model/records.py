@@ -21,7 +21,6 @@ __all__ = [
     "Arguments",
     "CallRecord",
     "CallRow",
-    "EncodedRow",
     "Frame",
     "Level",
     "Modes",
@@ -180,14 +179,6 @@ class CallRow(NamedTuple):
     arguments: tuple[tuple[Any, ...], dict[str, Any] | None] | None
     modes: tuple[str | None, bool, bool, bool | None, bool] | None
     slots: list[tuple[Any, ...]]
-    stack: tuple[Frame, ...]
-    recompute: bool
-
-
-class EncodedRow(NamedTuple):
-    """The same with the fields before the stack encoded already, one after the other."""
-
-    fields: bytes
     stack: tuple[Frame, ...]
     recompute: bool
 

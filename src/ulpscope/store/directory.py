@@ -25,7 +25,7 @@ import msgspec
 import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
-from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, EncodedRow, Frame, LedgerEntry, RunInfo, TensorData
+from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, Frame, LedgerEntry, RunInfo, TensorData
 from ulpscope.numerics.kept import Kept
 from ulpscope.store.frames import (
     FILE_MODE,
@@ -201,9 +201,17 @@ class DirectorySink:
     def write(self, record: CallRecord) -> None:
         self._open_step().write(record)
 
-    def write_rows(self, rows: Iterable[CallRow | EncodedRow]) -> None:
+    def write_rows(self, rows: Iterable[CallRow]) -> None:
         """Append records given as rows, in one go."""
         self._open_step().write_rows(rows)
+
+    def number_stack(self, stack: tuple[Frame, ...]) -> int:
+        """The number of a stack in the file of the open step, for who makes frames."""
+        return self._open_step().number(stack)
+
+    def write_frames(self, frames: bytes | memoryview, count: int) -> None:
+        """Append that many records, given as the frames that the file consists of."""
+        self._open_step().write_frames(frames, count)
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
         data = tensor_bytes(dtype, shape, buffer)
@@ -296,14 +304,17 @@ class _OpenStep:
         return self._records.size + self.shards.num_bytes
 
     def write(self, record: CallRecord) -> None:
-        stack = self._number(record.stack) if record.stack else None
+        stack = self.number(record.stack) if record.stack else None
         self._records.append(encode_call(record, stack))
         self._num_records += 1
 
-    def write_rows(self, rows: Iterable[CallRow | EncodedRow]) -> None:
-        frames = [encode_row(row, self._number(row.stack) if row.stack else None) for row in rows]
-        self._records.append(b"".join(frames) if len(frames) > 1 else frames[0])
-        self._num_records += len(frames)
+    def write_rows(self, rows: Iterable[CallRow]) -> None:
+        frames = [encode_row(row, self.number(row.stack) if row.stack else None) for row in rows]
+        self.write_frames(b"".join(frames) if len(frames) > 1 else frames[0], len(frames))
+
+    def write_frames(self, frames: bytes | memoryview, count: int) -> None:
+        self._records.append(frames)
+        self._num_records += count
 
     def finish(self, *, complete: bool) -> None:
         """Close the shards, then say that the step is complete: in this order, so that one implies the other."""
@@ -315,7 +326,7 @@ class _OpenStep:
         finally:
             self._records.close()
 
-    def _number(self, stack: tuple[Frame, ...]) -> int:
+    def number(self, stack: tuple[Frame, ...]) -> int:
         """The number of a stack, which is told to the file when it is new. Equal stacks are often the same object."""
         known = self._seen.get(id(stack))
         if known is not None:

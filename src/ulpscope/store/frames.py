@@ -26,7 +26,6 @@ from ulpscope.model import (
     CallName,
     CallRecord,
     CallRow,
-    EncodedRow,
     Frame,
     Level,
     Modes,
@@ -74,7 +73,6 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _HEAD = struct.Struct("<II")
 _END_BODY = struct.Struct(">BBBIBI")
 _END_SIZE = _HEAD.size + _END_BODY.size
-_CALL_FRAME = b"\x9d\x02"  # an array of thirteen, the first of which is the kind of a CallFrame
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -218,9 +216,7 @@ def encode_call(record: CallRecord, stack: int | None) -> bytes:
     )
 
 
-def encode_row(row: CallRow | EncodedRow, stack: int | None) -> bytes:
-    if isinstance(row, EncodedRow):
-        return _frame(b"".join((_CALL_FRAME, row.fields, _encode(stack), b"\xc3" if row.recompute else b"\xc2")))
+def encode_row(row: CallRow, stack: int | None) -> bytes:
     return _frame(_encode((2, *row[:10], stack, row.recompute)))
 
 
