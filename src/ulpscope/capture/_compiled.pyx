@@ -399,7 +399,7 @@ cdef class Aligned:
         self.devices, self.queue, self.layout, self.numel = devices, queue, layout, form.numel
         self.num_bytes, self.flush = layout.num_bytes, flush
 
-    cdef Values take(self, object tensor, DLTensor* told, unsigned long long address):
+    cdef Values take(self, object tensor, DLTensor* told, unsigned long long address, long long version):
         """Where nobody sees operations (`_is_clear`)."""
         cdef Queue queue = self.queue
         cdef void* stream = NULL
@@ -413,8 +413,11 @@ cdef class Aligned:
         values.note, values.waits = "", True
         cdef Pending entry = Pending.__new__(Pending)
         entry.values, entry.numel, entry.layout, entry.address = values, self.numel, self.layout, address
-        entry.alias = call_method(&_detached, tensor)
-        entry.version = ask(&_version_of, entry.alias)  # below autograd it has a version of its own
+        if type(tensor) is _parameter_type:  # its module holds it, and no gradient is one
+            entry.alias, entry.version = tensor, version
+        else:
+            entry.alias = call_method(&_detached, tensor)
+            entry.version = ask(&_version_of, entry.alias)  # below autograd it has a version of its own
         self.devices.num_pending += 1
         queue._pending.append(entry)
         queue._pending_bytes += self.num_bytes
@@ -516,7 +519,7 @@ cdef class Reader:
         if not address or form.note:
             return self._look(slot, tensor, is_undefined)
         if is_clear and not mirrors and not address & 7 and type(form.take_aligned) is Aligned:
-            values = (<Aligned>form.take_aligned).take(tensor, &told, address)
+            values = (<Aligned>form.take_aligned).take(tensor, &told, address, version)
         if values is None:
             base = self._base(known, version, address, form) if self._keeps_views and known is not None and not mirrors else None
             values = self._read(tensor, form, base)
@@ -1792,8 +1795,10 @@ cdef _Facts _facts_of(str op):
 
 cdef bint _may_write_here(_Facts facts, tuple args, dict kwargs) except -1:
     """`calls.may_write`"""
-    if not facts.is_reader:
-        return <bint>_may_write(facts.op, args, kwargs)
+    return _writes_by_name(kwargs) if facts.is_reader else <bint>_may_write(facts.op, args, kwargs)
+
+
+cdef bint _writes_by_name(dict kwargs) except -1:
     return bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace")) or kwargs.get("max_norm") is not None)
 
 
@@ -2243,7 +2248,7 @@ cdef class Announcer:
     def call(self, func, args, kwargs):
         if self.devices.num_pending and not _compiler_names.get("_is_compiling_flag"):
             facts = _called(func)
-            if facts is not None and (kwargs or not facts.is_reader):
+            if facts is not None and (not facts.is_reader or _writes_by_name(kwargs)):
                 self.announce(facts.op, args, kwargs)
         return func(*args, **kwargs)
 
@@ -2398,7 +2403,7 @@ cdef class Handler:
                 observer = session._recorder
                 if not _is_own_business(frame):
                     return observer.open_known(facts, args, kwargs, "api", frame)
-                if observer._devices.num_pending and (kwargs or not facts.is_reader):
+                if observer._devices.num_pending and (not facts.is_reader or _writes_by_name(kwargs)):
                     observer.before(op, args, kwargs)
             finally:
                 _leave_guard(guard)
