@@ -125,3 +125,40 @@ def test_orders_where_asked_to(decorator: Any) -> None:
         Place(1) < (1, 0)  # noqa: B015
     with pytest.raises(TypeError):
         _class(decorator)("a") < _class(decorator)("b")  # noqa: B015
+
+
+@pytest.mark.parametrize("decorator", [dataclass, dataclasses.dataclass])
+def test_one_that_is_not_frozen_changes(decorator: Any) -> None:
+    @decorator(slots=True)
+    class Count:
+        """A count."""
+
+        many: int = 0
+        seen: list[int] = field(default_factory=list)
+
+    one, other = Count(), Count()
+    one.many += 2
+    one.seen.append(1)
+    assert (one.many, one.seen, other.seen) == (2, [1], [])
+    assert one != other
+    assert one == Count(2, [1])
+    assert repr(one).endswith("Count(many=2, seen=[1])")
+    assert dataclasses.replace(one, many=3).seen is one.seen
+    assert not Count.__dataclass_params__.frozen
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(one)
+    with pytest.raises(AttributeError):
+        one.other = 1
+
+
+def test_how_objects_are_made_is_told_before_the_first_is() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Early:
+        """One that nobody has made yet."""
+
+        name: str
+        size: int = 1
+
+    assert str(signature(Early)) == "(name, size=1)"
+    assert Early.__init__.__qualname__.endswith("Early.__init__")
+    assert Early("a").size == 1

@@ -1,20 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope` and `python -m ulpscope`."""
+"""`ulpscope` and `python -m ulpscope`.
+
+The start and the end of a process take longer than comparing two small runs. So a comparison begins to read them before the rest is
+imported, and ends without taking down the interpreter.
+"""
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NoReturn
 
-from ulpscope.cli import cli
+if TYPE_CHECKING:
+    from ulpscope.numerics.guessing import Guess
 
 __all__ = ["main"]
 
+_RARELY = (100_000, 50, 1_000)  # a small comparison makes fewer objects than that, and none of them in cycles
 
-def main() -> None:
+
+def main() -> NoReturn:
+    """Run the command that `sys.argv` names, and leave with its exit code."""
+    words, guess = sys.argv[1:], None
+    gc.disable()  # until the command begins: nothing of what it imports becomes garbage
     try:
-        cli(prog_name="ulpscope")
+        with (_guess(words[1:]) if words[:1] == ["compare"] else None) or nullcontext() as guess:
+            _run(guess)
+    except KeyboardInterrupt:  # while something was imported
+        from ulpscope.cli import LazyGroup
+
+        LazyGroup.leave_interrupted()
     finally:
         gc.freeze()  # the process ends: looking for garbage among all that it holds would take longer than many a command
+        if guess is not None:
+            _leave_at_once(sys.exc_info()[1])
+
+
+def _guess(words: list[str]) -> Guess | None:
+    from ulpscope.numerics.guessing import guess_from
+
+    return guess_from(words)
+
+
+def _run(guess: Guess | None) -> NoReturn:
+    from ulpscope.cli import cli
+
+    if guess is not None:
+        gc.set_threshold(*_RARELY)
+    gc.enable()
+    sys.exit(cli(prog_name="ulpscope", obj=guess))
+
+
+def _leave_at_once(leaving: BaseException | None) -> None:
+    """End the process without freeing all that it holds, unless something is left to be done or to be said by the interpreter."""
+    import threading
+
+    if not isinstance(leaving, SystemExit) or not isinstance(leaving.code, int) or threading.active_count() > 1:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or not there: the interpreter has its own words and exit codes for that
+        return
+    atexit._run_exitfuncs()
+    os._exit(leaving.code)
 
 
 if __name__ == "__main__":

@@ -64,19 +64,30 @@ class LazyGroup(click.Group):
         kwargs["standalone_mode"] = False
         try:
             code = super().main(*args, **kwargs)
-        except click.ClickException as error:
-            error.show()
-            code = 2
-        except (click.Abort, KeyboardInterrupt):
-            code = _complain("interrupted", 130)
-        except UlpscopeError as error:
-            code = _complain(str(error), 2)
-        except OSError as error:
-            code = _complain(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else str(error), 2)
-        except Exception:
-            sys.excepthook(*sys.exc_info())
-            code = 2
+        except (Exception, KeyboardInterrupt) as error:
+            code = _told(error)
         sys.exit(code if isinstance(code, int) else 0)
+
+    @staticmethod
+    def leave_interrupted() -> NoReturn:
+        """Leave as a command does that was interrupted, for an interrupt that came before there was one."""
+        click.echo(err=True)  # as the library does, since the terminal shows ^C
+        sys.exit(_complain("interrupted", 130))
+
+
+def _told(error: BaseException) -> int:
+    """The exit code of what went wrong, after saying so."""
+    if isinstance(error, click.ClickException):
+        error.show()
+        return 2
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        return _complain("interrupted", 130)
+    if isinstance(error, UlpscopeError):
+        return _complain(str(error), 2)
+    if isinstance(error, OSError):
+        return _complain(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else str(error), 2)
+    sys.excepthook(type(error), error, error.__traceback__)
+    return 2
 
 
 def _complain(sentence: str, code: int) -> int:

@@ -10,7 +10,6 @@ masked       what entered differs, what was made agrees
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
 
 from ulpscope.model import CallRecord, Contribution, JudgedCall, JudgedSlot
 
@@ -26,7 +25,10 @@ def with_contributions(calls: Iterable[JudgedCall]) -> list[JudgedCall]:
         if record.phase == "forward":
             forward[_key(record)] = call
         behind = forward.get(_key(record)) if record.phase == "backward" else None
-        settled.append(replace(call, contribution=_contribution(call, behind.slots if behind else ())))
+        contribution = _contribution(call, behind.slots if behind else ())
+        settled.append(
+            JudgedCall(pair=call.pair, slots=call.slots, differences=call.differences, contribution=contribution, multiple=call.multiple)
+        )
     return settled
 
 

@@ -14,7 +14,7 @@ from math import inf
 from ulpscope.errors import InputError
 from ulpscope.judge.allowances import Allowance, Rule
 from ulpscope.judge.choices import free_choice
-from ulpscope.judge.conditioning import HANDING_ON, Scale, can_flip, jump_of, plain_name
+from ulpscope.judge.conditioning import HANDING_ON, Scale, plain_name
 from ulpscope.judge.derived import derived
 from ulpscope.judge.differences import argument_differences
 from ulpscope.judge.drawing import draws_numbers, judge_drawn
@@ -154,9 +154,9 @@ def _judge_made(
         terms=scale.terms + (dtype.tiny if dtype else 0.0),
         carried=scale.carried,
         narrowed=entering.narrowed_error(record, own, trail.operands) if own and trail.operands else 0.0,
-        jump=jump_of(pair, slot.slot),
+        jump=entering.jump if slot.slot.role != "state" else 0.0,
         drift=trail.drift,
-        can_flip=can_flip(record) and keeps_sum(pair),
+        can_flip=entering.can_flip,
         is_step=record.phase == "optimizer",
         inputs_agree=entering.agree,
         inputs_scaled=entering.is_scaled,

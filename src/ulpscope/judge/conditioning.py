@@ -13,7 +13,7 @@ from math import inf, isfinite, sqrt
 
 from ulpscope.judge.sizes import Size
 from ulpscope.judge.thresholds import threshold
-from ulpscope.model import CallName, CallRecord, DType, Pair, Slot
+from ulpscope.model import CallName, CallRecord, DType, Pair
 from ulpscope.model.nouns import dataclass
 
 __all__ = [
@@ -87,9 +87,9 @@ def can_flip(record: CallRecord) -> bool:
     return jumps or record.phase == "optimizer"
 
 
-def jump_of(pair: Pair, slot: Slot) -> float:
+def jump_of(pair: Pair) -> float:
     """How far a parameter may jump on average where an optimizer divides a gradient by its own size, so that rounding decides its sign."""
-    if pair.record.phase != "optimizer" or slot.role == "state" or not any(name in plain_name(pair.record.call) for name in _NORMALISING):
+    if pair.record.phase != "optimizer" or not any(name in plain_name(pair.record.call) for name in _NORMALISING):
         return 0.0
     return threshold("jump") * max((rate for side in (pair.subject, pair.reference) if side for rate in _learning_rates(side)), default=0.0)
 

@@ -11,7 +11,7 @@ from math import inf, isfinite, prod
 
 from ulpscope.judge.allowances import Allowance
 from ulpscope.judge.jumps import error_beyond_jumps
-from ulpscope.judge.sizes import NEVER_WRITTEN, dtypes_of, is_coherent, is_equal
+from ulpscope.judge.sizes import NEVER_WRITTEN, is_coherent, is_equal, is_floating
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import (
     FingerprintMeasurement,
@@ -33,10 +33,10 @@ def derived(pair: SlotPair, measurement: Measurement, allowance: Allowance) -> V
         return Verdict("rounding", "derived", "made by a call that erred within its allowance", _at_most_one(measurement, allowance))
     settled = verdict_without_numbers("derived", pair, measurement)
     if settled is not None:
-        is_other_start = allowance.is_start and isinstance(measurement, FingerprintMeasurement) and not _is_floating(pair)
+        is_other_start = allowance.is_start and isinstance(measurement, FingerprintMeasurement) and not is_floating(pair)
         return Verdict("differs", "exact", "differs bitwise", inf) if is_other_start and settled.level == "unmeasured" else settled
     assert isinstance(measurement, (TensorMeasurement, SummaryMeasurement))
-    if not _is_floating(pair):
+    if not is_floating(pair):
         return _exact(measurement, allowance)
     if allowance.is_given:
         return _given(measurement, allowance)
@@ -58,10 +58,6 @@ def verdict_without_numbers(rule: str, pair: SlotPair, measurement: Measurement)
     if isinstance(measurement, FingerprintMeasurement):
         return Verdict("unmeasured", rule, "differs bitwise, size unknown: only fingerprints were kept")
     return None
-
-
-def _is_floating(pair: SlotPair) -> bool:
-    return any(one.is_floating for one in dtypes_of(pair))
 
 
 def _other_shape(rule: str, subject: TensorRecord, reference: TensorRecord) -> Verdict:

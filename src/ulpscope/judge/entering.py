@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 
-from ulpscope.judge.conditioning import Scale, narrowed_error, scale_backward, scale_forward, scale_plain
+from ulpscope.judge.conditioning import Scale, can_flip, jump_of, narrowed_error, scale_backward, scale_forward, scale_plain
+from ulpscope.judge.jumps import keeps_sum
 from ulpscope.judge.sizes import Size, distance, dtypes_of, is_coherent, size_of
 from ulpscope.judge.trail import Trail
 from ulpscope.model import DTYPES, CallRecord, DType, JudgedSlot, Pair, Slot
@@ -19,7 +20,8 @@ __all__ = ["Entering", "coarsest"]
 class Entering:
     """`given` are the sizes of what the record receives; for a backward record `inputs` and `results` are those of its forward call.
 
-    `behind_module` is how far apart is what enters a module without being handed over.
+    `behind_module` is how far apart is what enters a module without being handed over. `jump` is how far a parameter may jump in an
+    optimizer's step, `can_flip` whether elements may jump for a tiny change of an input.
     """
 
     given: Sequence[Size]
@@ -31,6 +33,8 @@ class Entering:
     by_path: dict[tuple[int | str, ...], JudgedSlot] = field(default_factory=dict)
     drift: float = 0.0
     behind_module: float = 0.0
+    jump: float = 0.0
+    can_flip: bool = False
 
     @classmethod
     def of(cls, pair: Pair, given: Sequence[JudgedSlot], trail: Trail) -> Entering:
@@ -40,7 +44,7 @@ class Entering:
         behind_module, parameters_agree = trail.behind_module(pair.record)
         return cls(
             given=_sizes(given, trail.drift),
-            inputs={slot.pair.slot.path: size for slot in inputs for size in _sizes([slot], trail.drift)},
+            inputs={slot.pair.slot.path: size for slot in inputs if (size := _size(slot, trail.drift)) is not None},
             results=_sizes((slot for slot in behind if slot.pair.slot.role == "output"), trail.drift),
             dtypes=[*_dtypes([*given, *behind]), *_autocast(pair)],
             agree=_agree([*given, *behind]) and parameters_agree,
@@ -48,11 +52,20 @@ class Entering:
             by_path={slot.pair.slot.path: slot for slot in given},
             drift=trail.drift,
             behind_module=behind_module,
+            jump=jump_of(pair),
+            can_flip=can_flip(pair.record) and keeps_sum(pair),
         )
 
     def narrowed_to(self, slots: Sequence[JudgedSlot]) -> Entering:
         """The same with only some slots entering."""
-        return Entering(given=_sizes(slots, self.drift), dtypes=_dtypes(slots), agree=_agree(slots), is_scaled=_is_scaled(slots))
+        return Entering(
+            given=_sizes(slots, self.drift),
+            dtypes=_dtypes(slots),
+            agree=_agree(slots),
+            is_scaled=_is_scaled(slots),
+            jump=self.jump,
+            can_flip=self.can_flip,
+        )
 
     @property
     def apart(self) -> float:
@@ -79,8 +92,11 @@ def coarsest(dtypes: Iterable[DType]) -> DType | None:
 
 
 def _sizes(slots: Iterable[JudgedSlot], drift: float) -> list[Size]:
-    sizes = (size_of(slot.pair, slot.measurement, slot.verdict.level, drift) for slot in slots)
-    return [size for size in sizes if size is not None]
+    return [size for slot in slots if (size := _size(slot, drift)) is not None]
+
+
+def _size(slot: JudgedSlot, drift: float) -> Size | None:
+    return size_of(slot.pair, slot.measurement, slot.verdict.level, drift)
 
 
 def _dtypes(slots: Iterable[JudgedSlot]) -> list[DType]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import inf, isfinite, prod, sqrt
 
 from ulpscope.model import (
@@ -21,7 +22,7 @@ from ulpscope.model import (
 )
 from ulpscope.model.nouns import dataclass
 
-__all__ = ["NEVER_WRITTEN", "Size", "distance", "dtypes_of", "is_coherent", "is_equal", "looks_scaled", "size_of"]
+__all__ = ["NEVER_WRITTEN", "Size", "distance", "dtypes_of", "is_coherent", "is_equal", "is_floating", "looks_scaled", "size_of"]
 
 
 NEVER_WRITTEN = "uninitialised memory"
@@ -45,6 +46,8 @@ def is_equal(measurement: Measurement) -> bool:
 
 def distance(measurement: Measurement) -> float | None:
     """How far apart, or None where nothing tells."""
+    if isinstance(measurement, TensorMeasurement):
+        return 0.0 if measurement.equal else measurement.distance
     if is_equal(measurement):
         return 0.0
     if isinstance(measurement, (NotMeasured, FingerprintMeasurement)):
@@ -73,14 +76,24 @@ def size_of(pair: SlotPair, measurement: Measurement, level: VerdictLevel, at_le
     return Size(rms, error, apart, prod(first.shape), _deviation(last, rms))
 
 
-def dtypes_of(pair: SlotPair) -> list[DType]:
+def dtypes_of(pair: SlotPair) -> tuple[DType, ...]:
     """The known dtypes of both sides."""
-    return [DTYPES[side.dtype] for side in (pair.subject, pair.reference) if side is not None and side.dtype in DTYPES]
+    subject, reference = pair.subject, pair.reference
+    return _known("" if subject is None else subject.dtype, "" if reference is None else reference.dtype)
+
+
+@lru_cache(maxsize=1024)
+def _known(*names: str) -> tuple[DType, ...]:
+    return tuple(DTYPES[name] for name in names if name in DTYPES)
+
+
+def is_floating(pair: SlotPair) -> bool:
+    """Whether a side has a dtype that rounds."""
+    return any([one.is_floating for one in dtypes_of(pair)])
 
 
 def _is_exact(pair: SlotPair) -> bool:
-    known = dtypes_of(pair)
-    return bool(known) and not any(one.is_floating for one in known)
+    return bool(dtypes_of(pair)) and not is_floating(pair)
 
 
 def _flip_distance(measurement: Measurement) -> float:

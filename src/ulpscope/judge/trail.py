@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ulpscope.judge.sizes import NEVER_WRITTEN, distance
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import Bands, CallRecord, DType, JudgedCall, JudgedSlot, Pair, Slot, SlotPair, TensorRecord
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["Trail", "values_key"]
 
@@ -120,11 +121,9 @@ class Trail:
         self.carried |= {(slot.verdict.rule, key) for slot in excused if (key := values_key(slot.pair)) is not None}
         self.honest |= {key for slot in made if slot.verdict.level == "rounding" and (key := values_key(slot.pair)) is not None}
         for slot in judged.slots:
-            found = distance(slot.measurement)
+            found = distance(slot.measurement) if slot.verdict.level == "rounding" else None
             if found:
-                self.apart |= {
-                    (side, one.fingerprint): min(found, 1.0) for side, one in _sides(slot.pair) if slot.verdict.level == "rounding"
-                }
+                self.apart.update(((side, one.fingerprint), min(found, 1.0)) for side, one in _sides(slot.pair))
         if record.phase == "start":
             self._add_state(slot for slot in made if slot.pair.slot.role in ("parameter", "buffer"))
         elif record.phase == "forward":

@@ -19,18 +19,17 @@ from ulpscope.numerics.buffers import real_dtype, value_at
 from ulpscope.numerics.difference import is_in_range
 from ulpscope.numerics.difference_kernel import kernel_arguments, pair_sums
 from ulpscope.numerics.gathering import pieces
+from ulpscope.numerics.guessing import BYTES_OF_PARTS, RESULT_BYTES, Guess, Units
 from ulpscope.numerics.kept import Kept
 from ulpscope.numerics.kernel import BEST_TARGET, KERNEL
 from ulpscope.numerics.pair_sums import Difference
 
-__all__ = ["ComparedPair", "KeptPairs", "Scratch"]
+__all__ = ["ComparedPair", "GuessedPairs", "KeptPairs", "Scratch"]
 
 SHORTEST_BYTES = 241  # the kernel hashes nothing shorter
 MOST_BYTES_OF_VIEWS = 32 << 20  # of both sides: these have to be in memory, while one tensor alone is read in parts
 MOST_FILES = 64
-_BYTES_OF_PARTS = 2 * ((1 << 18) + 64)  # two of CHUNK and STRIPE in _kernel.c
-_RESULT = Struct("=7d8Q2q3Q8s8s")  # `struct result`
-_unpack_result = _RESULT.unpack_from
+_unpack_result = Struct("=7d8Q2q3Q8s8s").unpack_from  # `struct result`
 _Layout: TypeAlias = "tuple[int, int, list[int], list[int]]"
 
 
@@ -63,19 +62,6 @@ def _room(size: int) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
 
 
-class _Units(ctypes.Structure):
-    """`struct units` of _kernel.c."""
-
-    _fields_ = [
-        ("units", ctypes.c_void_p),
-        ("views", ctypes.c_void_p),
-        ("numbers", ctypes.c_void_p),
-        ("results", ctypes.c_void_p),
-        ("count", ctypes.c_uint64),
-        ("next", ctypes.c_uint64),
-    ]
-
-
 class _Unit(NamedTuple):
     """Two kept sets of bytes, and the pairs of tensors that lie in them: their numbers, and where the elements of both sides lie."""
 
@@ -99,12 +85,12 @@ class KeptPairs:
         self._kernel = kernel if kernel is not None and hasattr(kernel, "ulpscope_compare_kept") else None
         self._target = target
         self._scratch = scratch
-        self._scratch_bytes = _BYTES_OF_PARTS
+        self._scratch_bytes = BYTES_OF_PARTS
         self._units: dict[tuple[str, str], _Unit] = {}
         self._files: set[int] = set()
         self._kinds: list[tuple[str, int]] = []  # of each pair: dtype and number of reals
         self._places: list[tuple[int, int]] = []  # of each pair: its unit, and where its result begins
-        self._shared = _Units()
+        self._shared = Units()
         self._memory: tuple[Any, ...] = ()
         self._results = bytearray()
 
@@ -142,18 +128,18 @@ class KeptPairs:
         for at, unit in enumerate(self._units.values()):
             units += (*_kept_words(unit.subject), *_kept_words(unit.reference), many, len(unit.views), unit.is_in_parts, 0)
             for number, ours, theirs in unit.views:
-                self._places[number] = (at, many * _RESULT.size)
+                self._places[number] = (at, many * RESULT_BYTES)
                 dtype, numel = self._kinds[number]
                 kind, _, values, order = kernel_arguments(real_dtype(dtype))
                 views += (kind, numel, values or 0, order or 0, *_words(ours, numbers), *_words(theirs, numbers))
                 many += 1
             if not unit.is_in_parts:
                 self._scratch_bytes = max(self._scratch_bytes, 2 * unit.num_bytes)
-        self._results = bytearray(_RESULT.size * many)
+        self._results = bytearray(RESULT_BYTES * many)
         results = (ctypes.c_char * len(self._results)).from_buffer(self._results)
         self._memory = (array("Q", units), array("Q", views), numbers, results)
         addresses = [block.buffer_info()[0] for block in self._memory[:3]]
-        self._shared = _Units(*addresses, ctypes.addressof(results), len(self._units), 0)
+        self._shared = Units(*addresses, ctypes.addressof(results), len(self._units), 0)
 
     def work(self) -> None:
         """Compare until nothing is left to begin."""
@@ -167,11 +153,7 @@ class KeptPairs:
     def compared(self, number: int) -> ComparedPair | None:
         """What was found of a pair, or None where it has to be read the usual way."""
         unit, place = self._places[number]
-        if not self._run(unit):
-            return None
-        dtype, numel = self._kinds[number]
-        *fields, subject, reference = _unpack_result(self._results, place)
-        return _compared(dtype, numel, fields, subject, reference)
+        return _compared(*self._kinds[number], self._results, place) if self._run(unit) else None
 
     def _run(self, wanted: int) -> bool:
         assert self._kernel is not None
@@ -180,6 +162,27 @@ class KeptPairs:
             return bool(self._kernel.ulpscope_compare_kept(ctypes.byref(self._shared), wanted, room, self._target))
         finally:
             self._scratch.give_back(room)
+
+
+class GuessedPairs:
+    """The pairs of a step that were begun by guess, of which one thread asks what was `compared`. Nothing more is begun by guess."""
+
+    def __init__(self, guess: Guess, rank: int, step: int) -> None:
+        guess.stop()
+        self._guess = guess
+        self._numbers = guess.begun(rank, step)
+        self._kinds = {number: (dtype, numel) for (_, _, dtype, numel), number in self._numbers.items()}
+
+    def number(self, subject: Kept | None, reference: Kept | None) -> int | None:
+        """The number of a pair, or None where nobody has begun it."""
+        if subject is None or reference is None or subject.strides is not None or reference.strides is not None:
+            return None
+        return self._numbers.get((subject.hash, reference.hash, subject.dtype, prod(subject.shape)))
+
+    def compared(self, number: int) -> ComparedPair | None:
+        """What was found of a pair, or None where it has to be read the usual way."""
+        is_done = self._guess.wait_for(number)
+        return _compared(*self._kinds[number], memoryview(self._guess.results), number * RESULT_BYTES) if is_done else None
 
 
 def _are_alike(subject: Kept, reference: Kept) -> bool:
@@ -214,7 +217,8 @@ def _kept_words(kept: Kept) -> tuple[int, int, int, int, int]:
     return kept.fd, kept.offset, kept.length, int(kept.hash[:16], 16), int(kept.hash[16:], 16)
 
 
-def _compared(dtype: str, numel: int, fields: list[Any], subject: bytes, reference: bytes) -> ComparedPair | None:
+def _compared(dtype: str, numel: int, results: bytearray | memoryview, place: int) -> ComparedPair | None:
+    *fields, subject, reference = _unpack_result(results, place)
     found = pair_sums(numel, fields[:18], ())
     found.ulp_buckets = (fields[18], fields[19])
     if not is_in_range(found, dtype):

@@ -9,7 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path  # importing it takes longer than opening the kernel, and a comparison begins with that
 
 __all__ = ["BEST_TARGET", "CODES", "KERNEL", "KINDS", "VERSION", "DifferenceOut", "SummaryOut", "kernel_name", "load_kernel", "open_kernel"]
 
@@ -81,8 +84,8 @@ class DifferenceOut(ctypes.Structure):
 def open_kernel() -> ctypes.CDLL | None:
     """The kernel built beside this file, or None."""
     for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_kernel{suffix}")
-        if path.is_file():
+        path = f"{os.path.dirname(__file__)}/_kernel{suffix}"  # noqa: PTH120
+        if os.path.isfile(path):  # noqa: PTH113
             try:
                 return load_kernel(path)
             except (OSError, AttributeError):  # built for another machine, or from another version
@@ -90,7 +93,7 @@ def open_kernel() -> ctypes.CDLL | None:
     return None
 
 
-def load_kernel(path: Path) -> ctypes.CDLL:
+def load_kernel(path: Path | str) -> ctypes.CDLL:
     """The kernel in a shared library, its functions declared."""
     library = ctypes.CDLL(str(path))
     if library.ulpscope_version() != VERSION:
@@ -110,6 +113,9 @@ def load_kernel(path: Path) -> ctypes.CDLL:
     library.ulpscope_at_zeros.restype = size
     if hasattr(library, "ulpscope_compare_kept"):  # not where files cannot be read as POSIX has it
         library.ulpscope_compare_kept.argtypes = [pointer, ctypes.c_int64, pointer, integer]
+    if hasattr(library, "ulpscope_guess"):
+        library.ulpscope_guess.argtypes = [ctypes.c_char_p, ctypes.c_char_p, pointer, pointer, ctypes.c_uint64, pointer]
+        library.ulpscope_guess.restype = ctypes.c_int64
     return library
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one pass over two tensors adds up, and what the buckets of its distances mean. Standard library only.
+"""What one pass over two tensors adds up, and what the buckets of its distances mean, without NumPy.
 
 Comparing two runs with the compiled kernel needs no NumPy, whose import alone takes as long as comparing a small run.
 """
@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import Any
+
+from ulpscope.model.nouns import dataclass
 
 __all__ = ["BUCKETS", "LARGEST_SUM", "SMALLEST_SUM", "Difference", "bucket_top", "distance_in", "quantiles"]
 
@@ -24,7 +26,7 @@ def _no_counts() -> list[int]:
     return [0] * BUCKETS
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(slots=True)
 class Difference:
     """What one pass over two tensors adds up.
 

@@ -24,6 +24,7 @@ __all__ = ["COMPARISON_SCHEMA", "RUN_SCHEMA", "dump_comparison", "dump_run", "wr
 COMPARISON_SCHEMA = "ulpscope.comparison/1"
 RUN_SCHEMA = "ulpscope.run/1"
 _ROWS_INSIDE = 20_000
+_BUFFER = 1 << 18
 
 
 def write_json(comparison: Comparison, path: Path, *, rows_inside: int = _ROWS_INSIDE, lines: PairLines | None = None) -> None:
@@ -38,7 +39,7 @@ def write_json(comparison: Comparison, path: Path, *, rows_inside: int = _ROWS_I
 
         table = path.with_name(f"{path.stem}.pairs.csv")
         write_csv(comparison, table)
-    with replacing(path) as temporary, temporary.open("x", encoding="utf-8") as stream:
+    with replacing(path) as temporary, temporary.open("x", encoding="utf-8", buffering=_BUFFER) as stream:
         dump_comparison(comparison, stream, table=None if table is None else {"table": table.name, "rows": many}, lines=lines)
 
 

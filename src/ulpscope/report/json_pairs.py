@@ -7,8 +7,9 @@ soon as its call is judged: whoever tells calls then has it written while other 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from json.encoder import encode_basestring_ascii
+from typing import Any, NamedTuple
 
 from ulpscope.model import Comparison, JudgedCall, JudgedSlot, Measurement, TensorRecord
 from ulpscope.report.json_text import quick_text
@@ -101,6 +102,48 @@ def _line(row: Row) -> str:
     return f"{{{_piece(0, row)}}}"
 
 
-def _piece(first: int, cells: Iterable[Any]) -> str:
+def _piece(first: int, cells: Row) -> str:
     """The members of an object, from the name of the first cell on."""
+    kinds = (first, *map(type, cells))
+    form = _forms.get(kinds) or _forms.setdefault(kinds, _form(first, cells))
+    if form.spelt:
+        values: list[Any] = list(cells)
+        for at, spell in form.spelt:
+            values[at] = spell(values[at])
+        piece = form.text % tuple(values)
+    else:
+        piece = form.text % cells
+    if form.is_sure or (form.is_known and '": nan' not in piece and '": inf' not in piece and '": -inf' not in piece):
+        return piece
     return quick_text({name: cell for name, cell in zip(_NAMES[first:], cells, strict=False) if cell is not None})[1:-1]
+
+
+class _Form(NamedTuple):
+    """A text with places for cells of certain types, and how to spell those that are no numbers.
+
+    Whether all of the types are known, and whether none of them has values that JSON has no word for.
+    """
+
+    text: str
+    spelt: list[tuple[int, Callable[[Any], str]]]
+    is_known: bool
+    is_sure: bool
+
+
+def _form(first: int, cells: Row) -> _Form:
+    members, separator = [], ""
+    kinds = [type(cell) for cell in cells]
+    for name, kind in zip(_NAMES[first:], kinds, strict=False):
+        members.append("%.0s" if kind is type(None) else f'{separator}"{name}": {"%s" if kind in _SPELLINGS else "%r"}')
+        separator = separator or (", " if kind is not type(None) else "")
+    spelt = [(at, _SPELLINGS[kind]) for at, kind in enumerate(kinds) if kind in _SPELLINGS]
+    is_known = all(kind in (int, float, type(None)) or kind in _SPELLINGS for kind in kinds)
+    return _Form("".join(members), spelt, is_known, is_known and float not in kinds)
+
+
+_SPELLINGS: dict[type, Callable[[Any], str]] = {
+    str: encode_basestring_ascii,
+    bool: lambda value: "true" if value else "false",
+    tuple: lambda index: repr(list(index)),
+}
+_forms: dict[tuple[Any, ...], _Form] = {}

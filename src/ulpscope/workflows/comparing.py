@@ -20,6 +20,7 @@ from ulpscope.workflows.measuring import measured_steps
 
 if TYPE_CHECKING:
     from ulpscope.model import Comparison, JudgedCall, Run
+    from ulpscope.numerics.guessing import Guess
     from ulpscope.workflows.replaying import ReplayMode
 
 __all__ = ["compare_runs"]
@@ -37,6 +38,7 @@ def compare_runs(
     repeat: Run | str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     judged: Callable[[JudgedCall], None] | None = None,
+    guess: Guess | None = None,
 ) -> Comparison:
     """Compare two runs, given as paths or as open runs.
 
@@ -48,7 +50,7 @@ def compare_runs(
     calls are run again in a higher precision on their own inputs: what differs until the cause is found (`needed`), everything that
     differs (`all`) or nothing (`none`), for `replay_seconds` at most. `repeat` is the reference recorded once more: what differs as much
     between those two is not deterministic, and no fault. `judged` is told of each call as it gets its verdict; what it contributed is known
-    only at the end.
+    only at the end. `guess` is what was begun of these two runs beforehand; whoever gives it closes it.
     """
     started = time.perf_counter()
     if rules != "derived":
@@ -59,7 +61,7 @@ def compare_runs(
     ours, theirs = _opened(subject), _opened(reference)
     overlap = match_steps(ours, theirs)
     with Ahead() as ahead:
-        steps = measured_steps(ours, theirs, overlap.common, names, ahead)
+        steps = measured_steps(ours, theirs, overlap.common, names, ahead, guess)
         from ulpscope.workflows.judging import judge_runs, measured_bands
         from ulpscope.workflows.replaying import Replaying
 

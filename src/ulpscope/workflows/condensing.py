@@ -10,13 +10,14 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import msgspec
 
 from ulpscope.explain.contributions import with_contributions
 from ulpscope.model import JudgedCall, PairReplay
+from ulpscope.model.nouns import dataclass
 from ulpscope.report.rows import COLUMNS, call_rows
 
 __all__ = ["Condensed", "kept_calls"]

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from ulpscope.match import Mapping, match_calls
 from ulpscope.measure import measure_slot, measure_sums, with_shape
 from ulpscope.model import CallRecord, Frame, Measurement, Pair, Run, SlotPair, TensorMeasurement, TensorRecord
+from ulpscope.numerics.guessing import Guess
 from ulpscope.numerics.kept import Kept
-from ulpscope.numerics.kept_pairs import KeptPairs, Scratch
+from ulpscope.numerics.kept_pairs import GuessedPairs, KeptPairs, Scratch
 from ulpscope.store import DirectoryRun
 from ulpscope.workflows.ahead import Ahead, Task
 
@@ -26,13 +27,16 @@ _LARGE = 1 << 14
 
 
 def measured_steps(
-    subject: Run, reference: Run, parts: Sequence[tuple[int, int]], mapping: Mapping | None, ahead: Ahead
+    subject: Run, reference: Run, parts: Sequence[tuple[int, int]], mapping: Mapping | None, ahead: Ahead, guess: Guess | None = None
 ) -> Iterator[MeasuredStep]:
-    """The given ranks and steps in their order. The first is under way when this returns, every other one before its turn."""
+    """The given ranks and steps in their order. The first is under way when this returns, every other one before its turn.
+
+    `guess` is what was begun of the first.
+    """
     stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
     scratch = Scratch()
-    steps = (MeasuredStep(subject, reference, rank, step, mapping, stacks, ahead, scratch) for rank, step in parts)
-    return _one_ahead(next(steps), steps)
+    steps = (MeasuredStep(subject, reference, rank, step, mapping, stacks, ahead, scratch) for rank, step in parts[1:])
+    return _one_ahead(MeasuredStep(subject, reference, *parts[0], mapping, stacks, ahead, scratch, guess), steps)
 
 
 def _one_ahead(first: MeasuredStep, rest: Iterable[MeasuredStep]) -> Iterator[MeasuredStep]:
@@ -45,6 +49,7 @@ def _one_ahead(first: MeasuredStep, rest: Iterable[MeasuredStep]) -> Iterator[Me
 class _Sums(NamedTuple):
     """A slot whose values are looked at by the kernel alone."""
 
+    pairs: KeptPairs | GuessedPairs
     number: int
     slot: SlotPair
 
@@ -62,6 +67,7 @@ class MeasuredStep:
         stacks: dict[tuple[Frame, ...], tuple[Frame, ...]],
         ahead: Ahead,
         scratch: Scratch,
+        guess: Guess | None = None,
     ) -> None:
         self.rank = rank
         self.step = step
@@ -70,15 +76,27 @@ class MeasuredStep:
         self._read_subject = lambda content: subject.tensor(rank, step, content)
         self._read_reference = lambda content: reference.tensor(rank, step, content)
         self._known: dict[Hashable, tuple[tuple[int, ...], Measurement | Task[Measurement] | _Sums]] = {}
+        self._shaped: dict[Hashable, Measurement] = {}
         self._kept = KeptPairs(scratch)
-        for slot in (slot for pair in self.pairs for slot in pair.slots):
-            if _has_values(slot) and (key := _values(slot)) is not None and key not in self._known:
-                if (number := self._kept.add(_kept(subject, self, slot.subject), _kept(reference, self, slot.reference))) is not None:
-                    self._known[key] = (_shape(slot), _Sums(number, slot))
-                elif prod(_shape(slot)) >= _LARGE:
-                    self._known[key] = (_shape(slot), ahead.submit(self._measure, slot))
+        wanted = self._wanted(subject, reference)
+        guessed = GuessedPairs(guess, rank, step) if guess is not None else None  # as late as can be: until here it works
+        for key, (slot, *sides) in wanted.items():
+            if guessed is not None and (number := guessed.number(*sides)) is not None:
+                self._known[key] = (_shape(slot), _Sums(guessed, number, slot))
+            elif (number := self._kept.add(*sides)) is not None:
+                self._known[key] = (_shape(slot), _Sums(self._kept, number, slot))
+            elif prod(_shape(slot)) >= _LARGE:
+                self._known[key] = (_shape(slot), ahead.submit(self._measure, slot))
         self._kept.begin()
         ahead.share(self._kept)
+
+    def _wanted(self, subject: Run, reference: Run) -> dict[Hashable, tuple[SlotPair, Kept | None, Kept | None]]:
+        """The values that have to be read, each once, and where they lie."""
+        wanted: dict[Hashable, tuple[SlotPair, Kept | None, Kept | None]] = {}
+        for slot in (slot for pair in self.pairs for slot in pair.slots):
+            if _has_values(slot) and (key := _values(slot)) is not None and key not in wanted:
+                wanted[key] = (slot, _kept(subject, self, slot.subject), _kept(reference, self, slot.reference))
+        return wanted
 
     def measurements(self, pair: Pair) -> list[Measurement]:
         return [self._measurement(slot) for slot in pair.slots]
@@ -95,10 +113,12 @@ class MeasuredStep:
             known = self._known[key] = (known[0], known[1].result() if isinstance(known[1], Task) else self._measured(known[1]))
         as_measured, found = known
         assert not isinstance(found, (Task, _Sums))
-        return with_shape(found, as_measured, shape) if as_measured != shape and isinstance(found, TensorMeasurement) else found
+        if as_measured == shape or not isinstance(found, TensorMeasurement):
+            return found
+        return self._shaped.get((key, shape)) or self._shaped.setdefault((key, shape), with_shape(found, as_measured, shape))
 
     def _measured(self, sums: _Sums) -> Measurement:
-        compared = self._kept.compared(sums.number)
+        compared = sums.pairs.compared(sums.number)
         if compared is None:
             return self._measure(sums.slot)
         record = sums.slot.subject

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from importlib.util import find_spec
 from math import inf
@@ -36,6 +36,7 @@ from ulpscope.model import (
     SystemicPrecision,
     TensorData,
 )
+from ulpscope.model.nouns import dataclass
 
 if TYPE_CHECKING:
     import torch
