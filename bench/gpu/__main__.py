@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,11 @@ def step_rows(measured: list[Recorder], peer: dict[str, Any]) -> Iterator[Row]:
         yield f"recorded step over bare step, {recorder.name}", f"{recorder.seconds / bare:.3f}x{span}", theirs, "", recorder.asked
 
 
+def host_row(between: list[float]) -> Row:
+    middle, low, high = (seconds * 1e3 for seconds in (statistics.median(between), min(between), max(between)))
+    return "milliseconds of the same plain Python between turns", f"{middle:.1f} ({low:.1f} to {high:.1f})", "", "", ""
+
+
 def dump_rows(dump: tuple[float, int, bool], disk: float, bare: float, peer: dict[str, Any]) -> Iterator[Row]:
     seconds, size, is_same = dump
     known = "seconds" in peer
@@ -120,7 +126,7 @@ def main() -> None:
             trained[2]()
         measured = recorders()
         say("recorders")
-        take_turns(measured, trained, turns=turns, steps=steps, scratch=scratch)
+        rows.append(host_row(take_turns(measured, trained, turns=turns, steps=steps, scratch=scratch)))
         say(f"{long} recorded steps")
         grown = growth(trained, long, scratch)
         if options.device == "cuda":

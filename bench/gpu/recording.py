@@ -41,13 +41,27 @@ class Recorder:
         return statistics.median(self.turns) if self.turns else math.nan
 
 
-def take_turns(recorders: list[Recorder], trained: tuple[Any, Any, Callable[[], Any]], *, turns: int, steps: int, scratch: Path) -> None:
-    """Let every recorder take its turns, one after the other, over and over."""
+def take_turns(
+    recorders: list[Recorder], trained: tuple[Any, Any, Callable[[], Any]], *, turns: int, steps: int, scratch: Path
+) -> list[float]:
+    """Let every recorder take its turns, one after the other, over and over; the result is what the same piece of Python took between
+    them, which tells how much else the processor had to do.
+    """
     for recorder in recorders:  # once unmeasured: kernels are compiled, memory is taken
         _turn(recorder, trained, 1, scratch)
+    between = []
     for _ in range(turns):
         for recorder in recorders:
             recorder.turns.append(_turn(recorder, trained, steps, scratch))
+            between.append(_plain_python())
+    return between
+
+
+def _plain_python() -> float:
+    begin, total = time.perf_counter(), 0
+    for number in range(300_000):
+        total += number
+    return time.perf_counter() - begin
 
 
 def _turn(recorder: Recorder, trained: tuple[Any, Any, Callable[[], Any]], steps: int, scratch: Path) -> float:

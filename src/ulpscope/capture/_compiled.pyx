@@ -1619,7 +1619,6 @@ cdef class OpenCall:
     cdef public object edges
     cdef public object written
     cdef _Facts facts
-    cdef bint is_clear
 
     def __init__(self, str op, str level, str phase, str module, str parent, tuple stack, bint recompute):
         self.op, self.level, self.phase, self.module, self.parent, self.stack = op, level, phase, module, parent, stack
@@ -1898,15 +1897,15 @@ cdef class Observer:
         opened.arguments = _packed(args, kwargs, found) if self.takes_rows else _split(args, kwargs, found)
         opened.found = found
         opened.modes = self._modes(found, module)
-        opened.is_clear = _is_clear()
+        is_clear = _is_clear()
         if found:
             opened.index = self._next_index(op, path, recompute)
             if self._picks_calls and not self._wants_call(path, op, opened.index):
                 return None
             opened.versions = [_version_now(tensor) for _, tensor in found]
             if self._wants_forward if phase == "forward" else self._wants_backward:
-                opened.inputs = self._take_all(found, opened.versions, False, opened.is_clear)
-        if not is_operation and call_function(&_grad_now) is True and (opened.is_clear or _transforms() is None):
+                opened.inputs = self._take_all(found, opened.versions, False, is_clear)
+        if not is_operation and call_function(&_grad_now) is True and (is_clear or _transforms() is None):
             opened.edges = _edges_of(found)
         return opened
 
@@ -1972,7 +1971,7 @@ cdef class Observer:
     cpdef close(self, OpenCall opened, result):
         """Take down what a call returned."""
         cdef list results = _results(result), mutated, slots
-        cdef bint is_undefined, is_clear = opened.is_clear
+        cdef bint is_undefined, is_clear = _is_clear()  # a module may have entered a mode and stay in it
         cdef Edges edges
         if opened.index == -1 and not self._name_late(opened, results):
             return
