@@ -5,13 +5,13 @@
 It is optional and gives the same records as the files of Python that it stands for; each part names its twin, which says why things are done.
 Whatever is rare is left to Python by both. Only the order in which backward passes are complete may differ.
 
-- objects: `values`, `taking.Taken`, `device_summaries.Pending`, `observing.OpenCall`, `holding.Draft`
-- `Reader`: `taking.Taking`
-- `Counter`, `Queue`, `Aligned`, `unchanged`, `fill`, `settle_rows`: `devices`, `device_summaries`, `device_tables`, `values`
-- `Draft.row`: `tensors.row_of`, and the MessagePack of the store format
-- `BackwardOfCall`, `Hook`: `backward`
-- `Observer`: `observing`, with `walk`, `stacks` and `state.mode_row`
-- `Handler`, `Announcer`: `modes`, and `session.CaptureSession.open_call`
+- objects: `values`, `taking.Taken`, `device_summaries.Pending`, `observing.OpenCall`, `holding.Draft`, `modules.RunningModule`
+- `Reader`: `taking.Taking`; `HostKernel`: `tensors.TensorReader._read`, with `numerics.summary_kernel`
+- `Counter`, `Queue`, `Aligned`, `unchanged`, `fill`, `hand_over`, `settle_rows`: `devices`, `device_summaries`, `device_tables`, `values`
+- `Frames`, `complete_of`: `holding`, with `tensors.row_of` and the frames of the store format (docs/store-format.md; change all together)
+- `BackwardOfCall`, `Hook`: `backward`; `Registrar`: torch's own `autograd.Function._register_hook`
+- `Observer`: `observing`, with `walk`, `stacks`, `state.mode_row` and `recorder.CallRecorder._index`
+- `Handler`, `Announcer`: `modes`, and `session.CaptureSession.open_call`; `ModuleCaller`: `session.CaptureSession._around_module`
 
 Objects that live until the end of a step stay outside of Python's garbage collector (`no_gc`); none is part of a circle.
 """
@@ -184,7 +184,7 @@ cdef void _find_exchange() noexcept:
 
 _find_exchange()
 IS_USABLE = _exchange != NULL
-VERSION = 3  # of `compiled._VERSION`
+VERSION = 4  # of `compiled._VERSION`
 
 
 # ---- objects
@@ -208,6 +208,10 @@ cdef class Form:
     cdef public dict layouts
     cdef public object take_aligned
     cdef bytes head, key
+    cdef int kind  # the arguments of the kernel on the host, once they are known
+    cdef double* table
+    cdef double tiny
+    cdef bint has_arguments
 
     def __init__(self, dtype, shape, strides, device, is_on_host, type, note="", numel=0, size=0, extent=0, is_contiguous=False,
                  is_complex=False, layouts=None, take_aligned=None):
@@ -426,6 +430,70 @@ cdef class Aligned:
         return values
 
 
+ctypedef int (*Summarize)(
+    int, const void*, size_t, size_t, size_t, const size_t*, const size_t*, const double*, double, void*, int, void*, unsigned int
+) noexcept nogil
+ctypedef void (*Fingerprint)(const void*, size_t, uint64_t*, int) noexcept nogil
+
+cdef struct HostSummary:  # `struct summary` of numerics/_kernel.c
+    uint64_t low, high
+    double minimum, maximum, total, squares
+    uint64_t counts[5]
+
+
+cdef class HostKernel:
+    """The kernel over memory of the host, called without Python: `TensorReader._read` where a tensor is in one piece and its numbers finite."""
+
+    cdef Summarize summarize
+    cdef Fingerprint fingerprint
+    cdef int target
+    cdef bint statistics
+    cdef object arguments, threads
+    cdef double smallest, largest  # sums of squares between them are exact enough
+    cdef size_t large
+
+    def __init__(self, size_t summarize, size_t fingerprint, int target, arguments, threads, double smallest, double largest, size_t large,
+                 bint statistics):
+        self.summarize, self.fingerprint, self.target = <Summarize>summarize, <Fingerprint>fingerprint, target
+        self.arguments, self.threads, self.large, self.statistics = arguments, threads, large, statistics
+        self.smallest, self.largest = smallest, largest
+
+    cdef Values read(self, Form form, unsigned long long address):
+        cdef size_t size = <size_t>(form.numel * form.size)
+        cdef HostSummary found
+        cdef void* parallel = NULL
+        cdef unsigned int many = 0
+        cdef int failed = 0, number
+        cdef Values values
+        if self.statistics and not form.has_arguments:
+            kind, _, table, tiny = self.arguments(form.dtype)
+            form.kind, form.table, form.tiny = kind, <double*><size_t>(table or 0), tiny
+            form.has_arguments = True
+        if self.statistics and size >= self.large:
+            function, many = self.threads()
+            parallel = <void*><size_t>(function or 0)
+        with nogil:
+            if self.statistics:
+                failed = self.summarize(form.kind, <void*>address, size, 0, 0, NULL, NULL, form.table, form.tiny, &found, self.target,
+                                        parallel, many)
+            else:
+                self.fingerprint(<void*>address, size, &found.low, self.target)
+        if failed or (self.statistics and not (self.smallest < found.squares < self.largest)):
+            return None
+        if self.statistics and (found.counts[0] or found.counts[1] or found.counts[2]):
+            return None
+        values = Values.__new__(Values)
+        values.note, values.measured, values.high, values.low = "", True, found.high, found.low
+        if self.statistics:
+            values.has_summary = values.has_order = values.has_mean = True
+            values.numel = form.numel
+            values.minimum, values.maximum = found.minimum + 0.0, found.maximum + 0.0
+            values.mean, values.rms = found.total / form.numel, sqrt(found.squares / form.numel)
+            for number in range(5):
+                values.counts[number] = <long long>found.counts[number]
+        return values
+
+
 cdef bint _is_clear() except -1:
     """Whether nobody sees or changes what we do with tensors: no dispatch mode, no transform."""
     return call_function(&_modes_of_dispatch) == 0 and _transforms() is None
@@ -442,6 +510,7 @@ cdef class Reader:
     cdef public list _references
     cdef public dict _forms
     cdef public bint _keeps_views
+    cdef public HostKernel _host_kernel
     cdef dict _told
     cdef void* _recent[NUM_FORMS]  # of `_told`, by a quick hash
     cdef long long most_storages
@@ -520,6 +589,8 @@ cdef class Reader:
             return self._look(slot, tensor, is_undefined)
         if is_clear and not mirrors and not address & 7 and type(form.take_aligned) is Aligned:
             values = (<Aligned>form.take_aligned).take(tensor, &told, address, version)
+        elif form.is_on_host and self._host_kernel is not None and form.is_contiguous and not (mirrors or form.is_complex) and form.numel:
+            values = self._host_kernel.read(form, address)
         if values is None:
             base = self._base(known, version, address, form) if self._keeps_views and known is not None and not mirrors else None
             values = self._read(tensor, form, base)

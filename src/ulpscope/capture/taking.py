@@ -39,6 +39,7 @@ class Taking:
         self._references: list[int] = []
         self._forms: dict[Any, Form] = {}
         self._keeps_views = False
+        self._host_kernel: Any = None
 
     def forget(self) -> None:
         raise NotImplementedError

@@ -17,12 +17,15 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 
+from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.devices import Devices
 from ulpscope.capture.taking import MOST_STORAGES, PLAIN, Taken, Taking, unlink
 from ulpscope.capture.torch_internals import blind, free_weak_reference, is_fake, is_traced, storage_identity, weak_reference
 from ulpscope.capture.values import Form, Kept, SummaryRow, Values, view_of
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
+from ulpscope.numerics.kernel import KERNEL
 from ulpscope.numerics.summary import PreparedView, fingerprint_address, summarize_address, summarize_view
+from ulpscope.numerics.summary_kernel import addresses_of
 
 __all__ = ["Keep", "Taken", "TensorReader", "record_of", "row_of"]
 
@@ -85,6 +88,8 @@ class TensorReader(Taking):
         self._store = store
         self._devices = devices
         self._keeps_views = keeps_views
+        if COMPILED is not None and KERNEL is not None and keep != "tensors":
+            self._host_kernel = COMPILED.HostKernel(*addresses_of(KERNEL), keep == "statistics")
 
     def __del__(self) -> None:
         self.forget()

@@ -19,7 +19,7 @@ from ulpscope.numerics.moments import Moments, summary_of
 from ulpscope.numerics.pair_sums import LARGEST_SUM, SMALLEST_SUM
 from ulpscope.numerics.threads import shared_threads
 
-__all__ = ["PreparedView", "fingerprinting_with", "summarizing_views_with", "summarizing_with"]
+__all__ = ["PreparedView", "addresses_of", "fingerprinting_with", "summarizing_views_with", "summarizing_with"]
 
 _SUMMARY_FIELDS = Struct("=2Q4d5Q").unpack
 _SUMS = ctypes.c_uint64 * 2
@@ -27,6 +27,15 @@ _LARGE = 1 << 20  # waking threads costs as much as a few hundred KB
 _ALONE = (None, 0)
 _SMALLEST_PIECE = 64  # torch copies smaller ones faster
 _MOST_DIMS = 16  # of _kernel.c
+
+
+def addresses_of(library: ctypes.CDLL) -> tuple[Any, ...]:
+    """For compiled code that calls the kernel itself: where its functions for summaries and fingerprints are, the instruction set, what gives
+    the arguments for a dtype and the threads for large tensors, the range of sums of squares that are exact enough, and what is large.
+    """
+    functions = (library.ulpscope_summarize, library.ulpscope_fingerprint)
+    summarize, fingerprint = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+    return summarize, fingerprint, BEST_TARGET, _arguments, shared_threads, SMALLEST_SUM, LARGEST_SUM, _LARGE
 
 
 def fingerprinting_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Callable[[int, int], str]:

@@ -3,7 +3,7 @@
 
 A frame is a length, a checksum and a MessagePack array whose first element is its kind. Nothing here trusts a length:
 a frame that claims more than its file holds, or more than MAX_BODY, is a bad frame, and reading stops in front of it.
-The layout is specified in docs/store-format.md; change both together.
+The layout is specified in docs/store-format.md, and capture/_compiled.pyx writes it too; change all three together.
 """
 
 from __future__ import annotations
