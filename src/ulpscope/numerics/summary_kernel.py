@@ -31,7 +31,7 @@ _MOST_DIMS = 16  # of _kernel.c
 
 def addresses_of(library: ctypes.CDLL) -> tuple[Any, ...]:
     """For compiled code that calls the kernel itself: where its functions for summaries and fingerprints are, the instruction set, what
-    gives the arguments for a dtype and the threads for large tensors, the range of sums of squares that are exact enough, and what is large.
+    gives the arguments for a dtype and the threads for large tensors, the range of sums of squares that are exact, and what is large.
     """
     functions = (library.ulpscope_summarize, library.ulpscope_fingerprint)
     summarize, fingerprint = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
