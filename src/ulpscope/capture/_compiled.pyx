@@ -2375,7 +2375,7 @@ cdef class ModuleCaller:
                 parents.pop()
             _leave_module(observer, module)
         if opened is not None:
-            self._close(observer, opened, result)
+            _close_call(self.session, opened, result)
         return result
 
     cdef OpenCall _open(self, Observer observer, object module, tuple args, dict kwargs):
@@ -2402,16 +2402,20 @@ cdef class ModuleCaller:
                 edges.leaves.setdefault(<size_t><void*>parameter, _parameter_slot(name))
         return 0
 
-    cdef int _close(self, Observer observer, OpenCall opened, object result) except -1:
+
+cdef int _close_call(object session, OpenCall opened, object result) except -1:
+    """`session.CaptureSession.close_call`"""
+    cdef Observer observer
+    try:
+        guard = _shut_eyes()
         try:
-            guard = _shut_eyes()
-            try:
-                observer.close(opened, result)
-            finally:
-                _leave_guard(guard)
-        except Exception as error:
-            self.session.failed(f"record the outputs of {opened.op}", error)
-        return 0
+            observer = session._recorder
+            observer.close(opened, result)
+        finally:
+            _leave_guard(guard)
+    except Exception as error:
+        session.failed(f"record the outputs of {opened.op}", error)
+    return 0
 
 
 cdef int _leave_module(Observer observer, object module) except -1:
@@ -2453,7 +2457,7 @@ cdef class Handler:
             opened = self._open(facts, args, kwargs)
         result = func(*args, **kwargs)
         if opened is not None:
-            self._close(opened, result)
+            _close_call(self.session, opened, result)
         return result
 
     cdef OpenCall _open(self, _Facts facts, tuple args, dict kwargs):
@@ -2480,20 +2484,6 @@ cdef class Handler:
         except Exception as error:
             session.failed(f"record the inputs of {op}", error)
         return None
-
-    cdef int _close(self, OpenCall opened, object result) except -1:
-        cdef Observer observer
-        session = self.session
-        try:
-            guard = _shut_eyes()
-            try:
-                observer = session._recorder
-                observer.close(opened, result)
-            finally:
-                _leave_guard(guard)
-        except Exception as error:
-            session.failed(f"record the outputs of {opened.op}", error)
-        return 0
 
 
 # ---- what is taken over from the files of Python; at the end, since some of them look for what is above

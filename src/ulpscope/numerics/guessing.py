@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-__all__ = ["BYTES_OF_PARTS", "RESULT_BYTES", "UNIT_WORDS", "VIEW_WORDS", "Guess", "Units", "guess_from"]
+__all__ = ["BYTES_OF_PARTS", "RESULT_BYTES", "UNIT_WORDS", "VIEW_WORDS", "Guess", "Units", "guess_from", "room_of"]
 
 UNIT_WORDS = 14  # of `struct unit` in _kernel.c, the last of which is its state
 VIEW_WORDS = 14  # of `struct view`
@@ -74,7 +74,7 @@ class Guess:
         self._runs = (subject, reference)
         self._part = (0, int(step[4:]))
         self._files = (ctypes.c_int64 * _MOST_FILES)()
-        self.units, self.views, self.results = (_room(_MOST_UNITS * size) for size in (8 * UNIT_WORDS, 8 * VIEW_WORDS, RESULT_BYTES))
+        self.units, self.views, self.results = (room_of(_MOST_UNITS * size) for size in (8 * UNIT_WORDS, 8 * VIEW_WORDS, RESULT_BYTES))
         folders = [os.fsencode(f"{run}/rank00000/{step}") for run in self._runs]
         count = KERNEL.ulpscope_guess(*folders, self.units, self.views, _MOST_UNITS, self._files)
         self.shared = Units(ctypes.addressof(self.units), ctypes.addressof(self.views), None, ctypes.addressof(self.results), count, 0)
@@ -90,7 +90,7 @@ class Guess:
 
     def _work(self) -> None:
         assert KERNEL is not None
-        KERNEL.ulpscope_compare_kept(ctypes.byref(self.shared), -1, _room(BYTES_OF_PARTS), BEST_TARGET)
+        KERNEL.ulpscope_compare_kept(ctypes.byref(self.shared), -1, room_of(BYTES_OF_PARTS), BEST_TARGET)
 
     def is_of(self, subject: Path, reference: Path | None) -> bool:
         kind = type(subject)
@@ -130,6 +130,6 @@ class Guess:
         return found
 
 
-def _room(size: int) -> ctypes.Array[ctypes.c_char]:
+def room_of(size: int) -> ctypes.Array[ctypes.c_char]:
     """Memory that is made by whoever first writes to it."""
     return (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))

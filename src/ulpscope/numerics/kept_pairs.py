@@ -8,7 +8,6 @@ something is wrong with a pair the kernel only says so: whoever then reads it th
 from __future__ import annotations
 
 import ctypes
-import mmap
 from array import array
 from math import prod
 from struct import Struct
@@ -19,7 +18,7 @@ from ulpscope.numerics.buffers import real_dtype, value_at
 from ulpscope.numerics.difference import is_in_range
 from ulpscope.numerics.difference_kernel import kernel_arguments, pair_sums
 from ulpscope.numerics.gathering import pieces
-from ulpscope.numerics.guessing import BYTES_OF_PARTS, RESULT_BYTES, Guess, Units
+from ulpscope.numerics.guessing import BYTES_OF_PARTS, RESULT_BYTES, Guess, Units, room_of
 from ulpscope.numerics.kept import Kept
 from ulpscope.numerics.kernel import BEST_TARGET, KERNEL
 from ulpscope.numerics.pair_sums import Difference
@@ -51,15 +50,11 @@ class Scratch:
         try:
             room = self._free.pop()
         except IndexError:
-            return _room(size)
-        return room if len(room) >= size else _room(size)
+            return room_of(size)
+        return room if len(room) >= size else room_of(size)
 
     def give_back(self, room: ctypes.Array[ctypes.c_char]) -> None:
         self._free.append(room)
-
-
-def _room(size: int) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
 
 
 class _Unit(NamedTuple):
