@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ulpscope.errors import DamagedRunError, NewerFormatError
-from ulpscope.model import Arguments, CallName, CallRecord, RunInfo, Slot, Summary, TensorRecord
+from ulpscope.model import Arguments, CallRecord, RunInfo, Slot, Summary, TensorRecord
 from ulpscope.store import DirectorySink, create_run, frames, open_run, parquet
 from ulpscope.testing.stores import call_records, example_record, looks_alike
 
@@ -370,25 +370,3 @@ def test_pandas_stays_unimported(tmp_path: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False).returncode == 0
     assert looks_alike(pq.read_table(tmp_path / "step" / "records.parquet").to_pylist(), expected_rows(records))
-
-
-def test_copies_that_were_put_off_are_made_two_at_a_time(tmp_path: Path) -> None:
-    """Each of its own step, whichever thread makes it; what fails is told once, with how many there were."""
-    with_own = [[example_record(order, call=CallName(f"torch.op{step}", order)) for order in range(20)] for step in range(7)]
-    sink = DirectorySink(create_run(tmp_path / "run", RunInfo()), 0)
-    for step, records in enumerate(with_own):
-        sink.begin_step(step)
-        for record in records:
-            sink.write(record)
-    sink.end_step()
-    (tmp_path / "run/rank00000/step00003/records.msgpack").write_bytes(b"nothing of ours")
-    (tmp_path / "run/rank00000/step00005/records.msgpack").write_bytes(b"nothing of ours")
-    sink.close()
-    for step, records in enumerate(with_own):
-        table = tmp_path / f"run/rank00000/step{step:05d}/records.parquet"
-        if step in (3, 5):
-            assert not table.exists()
-        else:
-            assert looks_alike(pq.read_table(table).to_pylist(), expected_rows(records, rank=0, step=step))
-    told = [entry for entry in open_run(tmp_path / "run").ledger(0) if entry.what == "a Parquet copy was not written"]
-    assert sum(entry.count for entry in told) == 2

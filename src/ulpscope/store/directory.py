@@ -247,26 +247,9 @@ class DirectorySink:
         try:
             self._end_step(complete=complete)
         finally:
-            self._copy_the_rest()
-            self._ledger.flush()
-
-    def _copy_the_rest(self) -> None:
-        """Make the copies that were put off, two at a time: half of the work is pyarrow's, which lets others run meanwhile."""
-        helper = threading.Thread(target=self._copy_steps, name="ulpscope-parquet", daemon=True)
-        with suppress(RuntimeError):  # no thread begins while the interpreter ends
-            if len(self._uncopied) > 1:
-                helper.start()
-        try:
-            self._copy_steps()
-        finally:
-            self._uncopied.clear()
-            if helper.ident is not None:
-                helper.join()
-
-    def _copy_steps(self) -> None:
-        with suppress(IndexError):
-            while True:
+            while self._uncopied:
                 self._copy_to_parquet(self._uncopied.popleft())
+            self._ledger.flush()
 
     def _copy_to_parquet(self, folder: Path) -> None:
         from ulpscope.store.parquet import write_parquet  # only here: reading a run needs no NumPy
@@ -274,7 +257,7 @@ class DirectorySink:
         try:
             write_parquet(folder / RECORDS, folder / PARQUET)
         except Exception as error:  # whatever it is: a copy is not worth failing for
-            with self._keeping, suppress(OSError):  # kept in mind by the ledger, which tries again
+            with suppress(OSError):  # kept in mind by the ledger, which tries again
                 self._ledger.note(LedgerEntry(what="a Parquet copy was not written", why=str(error)))
 
     def _open_step(self) -> _OpenStep:
