@@ -4,7 +4,8 @@
 The same program keeps its tensors in the same order, so the guess is that the first of one run belongs to the first of the other. Importing
 what reads records and matches calls takes as long as comparing a small run, and but for this the other cores would have nothing to do
 meanwhile. So this imports nothing that it can do without. When the pairs are known nothing more is begun by guess: what was begun and
-is wanted is handed over, and the rest was nobody's time. A guess that is wrong changes no answer, since hashes tell what was read.
+is wanted is handed over, and the rest was nobody's time. A guess that is wrong changes no answer, since hashes tell what was read. Of the
+store format (docs/store-format.md) it knows where the first step lies and how a journal lists tensors; where that changes it finds none.
 """
 
 from __future__ import annotations
