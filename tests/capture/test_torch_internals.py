@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.capture.recording import recording
 from ulpscope.capture import torch_internals
 
 
@@ -155,3 +159,25 @@ def test_an_alias_made_inside_a_transform_has_memory() -> None:
 
     torch.func.grad(function)(torch.ones(3))
     assert addresses == [plain.data_ptr()]
+
+
+def test_an_export_that_runs_the_program_raises_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an export would trace what a recording does, as if the program did it."""
+    assert torch_internals.COMPILER["_is_compiling_flag"] is False
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    assert torch.compiler.is_compiling()
+    assert torch_internals.COMPILER["_is_compiling_flag"] is True
+
+
+@pytest.mark.parametrize("level", ["api", "both", "module"])
+def test_nothing_is_recorded_while_that_flag_is_up(level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    with recording(level=level) as found:
+        model(x)
+        seen = len(found.records)
+        monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+        model(x).sin()
+        monkeypatch.undo()
+        assert len(found.records) == seen > 0
+        model(x)
+    assert len(found.records) > seen

@@ -18,10 +18,10 @@ Objects that live until the end of a step stay outside of Python's garbage colle
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
-from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.ref cimport Py_DECREF
 from cpython.tuple cimport PyTuple_GET_ITEM
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
@@ -760,6 +760,14 @@ cdef inline size_t _place_for(object key) noexcept:
     return ((<size_t><void*>key >> 4) * <size_t>0x9E3779B97F4A7C15 >> 54) << 1
 
 
+cdef object _remembered(dict known, object key, object value):
+    """The value, found in a dict from then on, which is emptied rather than grow without end."""
+    if len(known) >= 8192:
+        known.clear()
+    known[key] = value
+    return value
+
+
 # ---- MessagePack
 
 
@@ -1005,10 +1013,8 @@ cdef dict _named_inputs = {}
 cdef tuple _named_input(str name):
     known = _named_inputs.get(name)
     if known is None:
-        if len(_named_inputs) >= 4096:
-            _named_inputs.clear()
         slot, mark = _slot_and_mark("input", (name,))
-        known = _named_inputs[name] = (slot, _encode_value(mark))
+        known = _remembered(_named_inputs, name, (slot, _encode_value(mark)))
     return <tuple>known
 
 
@@ -1416,11 +1422,7 @@ cdef tuple _shared(object number, object slot):
         return <tuple>first if first != NULL else _first_entering.put(slot, ((number, slot),))
     key = (number, <size_t><void*>slot)
     known = _entering.get(key)
-    if known is None:
-        if len(_entering) >= 4096:
-            _entering.clear()
-        known = _entering[key] = ((number, slot),)
-    return <tuple>known
+    return <tuple>(known if known is not None else _remembered(_entering, key, ((number, slot),)))
 
 
 cdef _Known _tuples_of_slots = _Known()
@@ -1561,9 +1563,7 @@ cdef tuple _look_through(Edges edges, object node):
     """The slot behind a node that only looks at a gradient in another way, and how; None where it does more, or leads elsewhere."""
     kind = _views.get(type(node))
     if kind is None:
-        if len(_views) >= 4096:
-            _views.clear()
-        kind = _views[type(node)] = {"ViewBackward0": 1, "UnsafeViewBackward0": 1, "TBackward0": 2}.get(node.name(), 0)
+        kind = _remembered(_views, type(node), {"ViewBackward0": 1, "UnsafeViewBackward0": 1, "TBackward0": 2}.get(node.name(), 0))
     if kind == 0:
         return None, None
     following = <tuple>node.next_functions
@@ -1831,11 +1831,7 @@ cdef dict _modes_encoded = {}
 
 cdef bytes _encoded_modes(tuple modes):
     known = _modes_encoded.get(modes)
-    if known is None:
-        if len(_modes_encoded) >= 4096:
-            _modes_encoded.clear()
-        known = _modes_encoded[modes] = _encode_value(modes)
-    return <bytes>known
+    return <bytes>(known if known is not None else _remembered(_modes_encoded, modes, _encode_value(modes)))
 
 
 @cython.final
@@ -1855,11 +1851,9 @@ cdef dict _facts = {}
 cdef _Facts _facts_of(str op):
     cdef _Facts facts = <_Facts>_facts.get(op)
     if facts is None:
-        if len(_facts) >= 8192:
-            _facts.clear()
         facts = _Facts.__new__(_Facts)
         facts.op, facts.is_silent, facts.is_reader, facts.makes_nothing = op, _writes_silently(op), _never_writes(op), _makes_no_values(op)
-        _facts[op] = facts
+        _remembered(_facts, op, facts)
     return facts
 
 
@@ -2269,7 +2263,6 @@ cdef object _joined(object reader, list key, list codes, object above):
 # ---- the calls that a mode sees
 
 
-cdef dict _compiler_names = torch.compiler.__dict__
 cdef dict _functions = {}
 
 
@@ -2278,11 +2271,8 @@ cdef _Facts _called(object func):
     try:
         return <_Facts>_functions[func]
     except KeyError:
-        if len(_functions) >= 8192:
-            _functions.clear()
         op = _op_name(func)
-        facts = _functions[func] = None if op is None else _facts_of(op)
-        return facts
+        return <_Facts>_remembered(_functions, func, None if op is None else _facts_of(op))
     except TypeError:  # somebody's object that cannot be told from others
         return None
 
@@ -2316,7 +2306,7 @@ cdef class Announcer:
         self.announce, self.devices = announce, devices
 
     def call(self, func, args, kwargs):
-        if self.devices.num_pending and not _compiler_names.get("_is_compiling_flag"):
+        if self.devices.num_pending:
             facts = _called(func)
             if facts is not None and (not facts.is_reader or _writes_by_name(kwargs)):
                 self.announce(facts.op, args, kwargs)
@@ -2348,9 +2338,7 @@ cdef class ModuleCaller:
         """Whether it is neither compiled nor fused nor taken whole, and calls of this thread are seen."""
         if session._has_units or (session._thread != PyThread_get_thread_ident() and call_function(&_task_now) == -1):
             return False
-        if _compiler_names.get("_is_compiling_flag") or _tracing_state() is not None:
-            return False
-        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+        if _tracing_state() is not None or "_orig_mod" in module._modules or module._compiled_call_impl is not None:
             return False
         return module.training is True or not isinstance(module, _fused_modules)
 
@@ -2434,11 +2422,7 @@ cdef dict _parameter_slots = {}
 
 cdef object _parameter_slot(object name):
     known = _parameter_slots.get(name)
-    if known is None:
-        if len(_parameter_slots) >= 8192:
-            _parameter_slots.clear()
-        known = _parameter_slots[name] = _slot_type("parameter", (name,))
-    return known
+    return known if known is not None else _remembered(_parameter_slots, name, _slot_type("parameter", (name,)))
 
 
 cdef class Handler:
@@ -2453,7 +2437,7 @@ cdef class Handler:
         """Run a call of torch and record it; the frame that is running is the mode's, the one before stands above the call."""
         cdef OpenCall opened = None
         cdef _Facts facts = _called(func)
-        if facts is not None and not _compiler_names.get("_is_compiling_flag") and type(args) is tuple and type(kwargs) is dict:
+        if facts is not None and type(args) is tuple and type(kwargs) is dict:
             opened = self._open(facts, args, kwargs)
         result = func(*args, **kwargs)
         if opened is not None:

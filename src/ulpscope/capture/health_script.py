@@ -66,7 +66,7 @@ class ScriptHealth:
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A module that runs and belongs to none that ran before is a model."""
-        if not torch.compiler.is_compiling() and module not in self._seen:
+        if module not in self._seen:
             self._seen.update(module.modules())
             if next(module.parameters(), None) is not None:
                 self._session.adopt(module)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from ulpscope.capture.calls import caller, never_writes, op_name, written_arguments
 from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.devices import Devices
+from ulpscope.capture.torch_internals import COMPILER
 from ulpscope.model import Level
 
 __all__ = ["ApiMode", "FunctionMode", "OpMode", "WriteGuard", "remove_mode"]
@@ -64,7 +65,7 @@ class _Handler:
         self._recorder = recorder
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        op = op_name(func) if not torch.compiler.is_compiling() else None
+        op = op_name(func)
         opened = self._recorder.open_call(op, args, kwargs, frame=caller(2)) if op is not None else None
         result = func(*args, **kwargs)
         if opened is not None:
@@ -80,7 +81,7 @@ class _Announcer:
         self._devices = devices
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._devices.num_pending and not torch.compiler.is_compiling():
+        if self._devices.num_pending:
             op = op_name(func)
             if op is not None and (kwargs or not never_writes(op)):
                 self._announce(op, args, kwargs)
@@ -99,7 +100,9 @@ class ApiMode(FunctionMode):
         self._call = _Handler(recorder).call
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # the compiler follows this function, and nothing below it
+        if torch.compiler.is_dynamo_compiling() or COMPILER.get(
+            "_is_compiling_flag"
+        ):  # the compiler follows this function, not those below
             return func(*args, **(kwargs or {}))
         return self._call(func, args, kwargs or {})
 
@@ -112,7 +115,7 @@ class WriteGuard(FunctionMode):
         self._call = _Announcer(announce, devices).call
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag"):
             return func(*args, **(kwargs or {}))
         return self._call(func, args, kwargs or {})
 

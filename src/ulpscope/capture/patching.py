@@ -4,7 +4,7 @@
 Each replacement stands for something that neither a mode nor a public hook can see:
 
 - `nn.Module.__call__`: which module runs, with its keyword arguments, also when forward raises;
-- `autograd.Function._register_hook`, where the compiled hot path is there: the thousand hooks of a step take half the time;
+- `autograd.Function._register_hook`, where the hot path is compiled: a step registers hundreds of hooks, and ours need no handle;
 - `autograd.Function.apply`: modes see only the calls inside a Function, not the Function;
 - `torch.autograd._engine_run_backward`: modes are off inside their own handler, and `Tensor.backward` is such a handler, so recomputed
   forwards would be missed; it also tells when a backward pass is over;
@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from ulpscope.capture.torch_internals import COMPILER
 
 __all__ = ["COLLECTIVES", "MODULE_CALL", "Patches"]
 
@@ -162,7 +164,9 @@ class Patches:
 
 def _module_call(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # the compiler follows this function, and nothing below it
+        if torch.compiler.is_dynamo_compiling() or COMPILER.get(
+            "_is_compiling_flag"
+        ):  # the compiler follows this function, not those below
             return original(self, *args, **kwargs)
         return around(original, self, args, kwargs)
 

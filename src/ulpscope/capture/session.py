@@ -195,7 +195,7 @@ class CaptureSession(Session):
     # ---- what the patches call
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_compiling() or not self.is_recording:
+        if not self.is_recording:
             return original(module, *args, **kwargs)
         is_outermost = self._modules.is_empty()
         if is_outermost:

@@ -17,6 +17,7 @@ from torch.utils import _python_dispatch
 
 __all__ = [
     "ACCUMULATE_GRAD",
+    "COMPILER",
     "FUSED_MODULES",
     "Quiet",
     "blind",
@@ -42,6 +43,11 @@ __all__ = [
 
 ACCUMULATE_GRAD = 2**64 - 1
 """The sequence number of nodes that add into a leaf: larger than any range, so a walk stops there by itself."""
+
+COMPILER = vars(torch.compiler)
+"""The names of torch.compiler. `_is_compiling_flag` is what its `is_compiling` tells outside of the compiler's own tracing, without two
+calls of Python: an export that runs the program itself sets it.
+"""
 
 FUSED_MODULES = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 """Modules that use a fused kernel in evaluation, and give it up when any torch function mode is active."""

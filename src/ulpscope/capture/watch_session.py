@@ -149,7 +149,7 @@ class WatchSession(Session):
     # ---- what the patches call
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._is_recording or torch.compiler.is_compiling():
+        if not self._is_recording:
             return original(module, *args, **kwargs)
         if self._watches_modules:  # the hot path of accelerators
             place = self._seen_modules.place_of(module)
