@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_RARELY = (100_000, 50, 1_000)  # a small comparison makes fewer objects than that, and none of them in cycles
-
 
 def main() -> NoReturn:
     """Run the command that `sys.argv` names, and leave with its exit code."""
@@ -48,8 +46,6 @@ def _guess(words: list[str]) -> Guess | None:
 def _run(guess: Guess | None) -> NoReturn:
     from ulpscope.cli import cli
 
-    if guess is not None:
-        gc.set_threshold(*_RARELY)
     gc.enable()
     sys.exit(cli(prog_name="ulpscope", obj=guess))
 

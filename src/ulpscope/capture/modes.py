@@ -100,9 +100,8 @@ class ApiMode(FunctionMode):
         self._call = _Handler(recorder).call
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if torch.compiler.is_dynamo_compiling() or COMPILER.get(
-            "_is_compiling_flag"
-        ):  # the compiler follows this function, not those below
+        # The compiler follows this function, and nothing below it.
+        if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag"):
             return func(*args, **(kwargs or {}))
         return self._call(func, args, kwargs or {})
 

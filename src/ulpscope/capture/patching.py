@@ -164,9 +164,8 @@ class Patches:
 
 def _module_call(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or COMPILER.get(
-            "_is_compiling_flag"
-        ):  # the compiler follows this function, not those below
+        # The compiler follows this function, and nothing below it.
+        if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag"):
             return original(self, *args, **kwargs)
         return around(original, self, args, kwargs)
 
