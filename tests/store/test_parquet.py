@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ulpscope.errors import DamagedRunError, NewerFormatError
 from ulpscope.model import Arguments, CallRecord, RunInfo, Slot, Summary, TensorRecord
-from ulpscope.store import DirectorySink, create_run, frames, open_run, parquet
+from ulpscope.store import DirectorySink, call_groups, create_run, frames, open_run, parquet
 from ulpscope.testing.stores import call_records, example_record, looks_alike
 
 pa = pytest.importorskip("pyarrow")
@@ -79,7 +79,7 @@ def test_there_are_no_statistics_to_prune_by(tmp_path: Path) -> None:
 
 
 def test_large_steps_are_written_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "RECORDS_IN_GROUP", 4)
+    monkeypatch.setattr(call_groups, "RECORDS_IN_GROUP", 4)
     file = pq.ParquetFile(written(tmp_path, *[None] * 10))
     assert file.metadata.num_row_groups == 3
     assert file.read()["order"].to_pylist() == list(range(10))
@@ -150,8 +150,8 @@ def table_of(tmp_path: Path, *pieces: bytes) -> list[dict[str, Any]]:
 def written_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Filled with the number of calls of each group that had to be encoded again."""
     seen: list[int] = []
-    again = parquet._encoded_again
-    monkeypatch.setattr(parquet, "_encoded_again", lambda calls: (seen.append(len(calls)), again(calls))[1])
+    again = call_groups._encoded_again
+    monkeypatch.setattr(call_groups, "_encoded_again", lambda calls: (seen.append(len(calls)), again(calls))[1])
     return seen
 
 
@@ -285,7 +285,7 @@ def test_the_table_ends_where_the_good_frames_end(tmp_path: Path, size: int) -> 
 def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [example_record(order) for order in range(9)]
     for size in (100, 777, 1 << 20):
-        monkeypatch.setattr(parquet, "BYTES_IN_GROUP", size)
+        monkeypatch.setattr(call_groups, "BYTES_IN_GROUP", size)
         assert looks_alike(table_of(tmp_path, *encoded(records)), expected_rows(records))
         assert looks_alike(table_of(tmp_path, *encoded(records), frame([77])), expected_rows(records))
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The compiled passes of ulpscope.numerics: statistics and fingerprint of one tensor, the difference of two, the elements of a view, and many
- * differences of tensors that lie in files.
+ * The compiled passes of ulpscope.numerics: statistics and fingerprint of one tensor, the difference of two, the elements of a view, many
+ * differences of tensors that lie in files, and the numbers of a file of frames.
  *
  * Policy. A plain shared library called through ctypes: no Python API, no global state, no allocation, no threads of its own. One pass over
  * memory in blocks that fit the first-level cache; within a block each quantity has a loop of its own that vectorises.
@@ -574,6 +574,197 @@ AT_ZEROS(at_zeros_f32, int32_t, 0x7F800000, float)
 /* Of float64 and float32 only. */
 EXPORT size_t ulpscope_at_zeros(int kind, const void *subject, const void *reference, size_t numel, double *largest) {
     return kind == FLOAT64 ? at_zeros_f64(subject, reference, numel, largest) : at_zeros_f32(subject, reference, numel, largest);
+}
+
+/* Files of frames (docs/store-format.md) that are alike but for some numbers and texts, which go to places of a table. All that is known of a
+ * file's contents is where it may differ from the first of its kind, and with what; whatever else differs ends the reading. */
+
+struct hole {
+    int32_t begin, end; /* in the first file; holes are in order and do not overlap */
+    int32_t to;         /* in the table */
+    int32_t kind;
+};
+enum { FRAME, REAL, COUNT, TEXT, VALUES }; /* the numbers are those of Kind in store/refilling.py */
+
+static uint32_t add_bytes(uint32_t crc, const uint8_t *p, size_t size, const uint32_t tables[8][256]) {
+    for (; size >= 8; p += 8, size -= 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        word ^= crc;
+        crc = tables[7][word & 255] ^ tables[6][word >> 8 & 255] ^ tables[5][word >> 16 & 255] ^ tables[4][word >> 24 & 255] ^
+              tables[3][word >> 32 & 255] ^ tables[2][word >> 40 & 255] ^ tables[1][word >> 48 & 255] ^ tables[0][word >> 56];
+    }
+    for (; size; p++, size--)
+        crc = crc >> 8 ^ tables[0][(crc ^ *p) & 255];
+    return crc;
+}
+
+#if defined(ULPSCOPE_X86)
+/* The same for 64 bytes or more: 16 bytes and those that lie `distance` further are as 16 others there, of which only the last are looked
+ * up. Each half of them is multiplied by the power of x, modulo the polynomial, that it has moved on by. */
+#define MOVED_ON(x, distance, to)                                                                                                          \
+    _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, distance, 0x00), _mm_clmulepi64_si128(x, distance, 0x11)), to)
+#define AT(p) _mm_loadu_si128((const __m128i *)(p))
+__attribute__((target("pclmul"))) static uint32_t add_many_bytes(uint32_t crc, const uint8_t *p, size_t size,
+                                                                 const uint32_t tables[8][256]) {
+    const __m128i by_64 = _mm_set_epi64x(0x1C6E41596, 0x154442BD4), by_16 = _mm_set_epi64x(0x0CCAA009E, 0x1751997D0);
+    __m128i a = _mm_xor_si128(AT(p), _mm_cvtsi32_si128((int)crc)), b = AT(p + 16), c = AT(p + 32), d = AT(p + 48);
+    for (p += 64, size -= 64; size >= 64; p += 64, size -= 64) {
+        a = MOVED_ON(a, by_64, AT(p));
+        b = MOVED_ON(b, by_64, AT(p + 16));
+        c = MOVED_ON(c, by_64, AT(p + 32));
+        d = MOVED_ON(d, by_64, AT(p + 48));
+    }
+    b = MOVED_ON(a, by_16, b);
+    c = MOVED_ON(b, by_16, c);
+    d = MOVED_ON(c, by_16, d);
+    for (; size >= 16; p += 16, size -= 16)
+        d = MOVED_ON(d, by_16, AT(p));
+    uint8_t last[16];
+    memcpy(last, &d, 16);
+    return add_bytes(add_bytes(0, last, 16, tables), p, size, tables);
+}
+#undef MOVED_ON
+#undef AT
+#endif
+
+/* CRC-32 as zlib has it; `tables` says what each byte adds, and what it does up to seven bytes later. */
+static uint32_t checksum(const uint8_t *p, size_t size, const uint32_t tables[8][256]) {
+#if defined(ULPSCOPE_X86)
+    if (size >= 64 && __builtin_cpu_supports("pclmul"))
+        return ~add_many_bytes(~0u, p, size, tables);
+#endif
+    return ~add_bytes(~0u, p, size, tables);
+}
+
+static uint64_t big_endian(const uint8_t *p, size_t size) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < size; i++)
+        value = value << 8 | p[i];
+    return value;
+}
+
+/* How many bytes so many values of MessagePack take of `size`; 0 where they are more, or none. */
+static size_t values_size(const uint8_t *p, size_t size, uint64_t left) {
+    size_t at = 0;
+    for (; left; left--) {
+        if (at >= size)
+            return 0;
+        const uint8_t head = p[at++];
+        uint64_t rest = 0;
+        if (head >= 0x80 && head < 0x90)
+            left += 2 * (head & 15);
+        else if (head >= 0x90 && head < 0xA0)
+            left += head & 15;
+        else if (head >= 0xA0 && head < 0xC0)
+            rest = head & 31;
+        else if (head == 0xC1)
+            return 0;
+        else if (head >= 0xCA && head < 0xD4)
+            rest = (const uint8_t[]){4, 8, 1, 2, 4, 8, 1, 2, 4, 8}[head - 0xCA];
+        else if (head >= 0xD4 && head < 0xD9)
+            rest = 1 + (1 << (head - 0xD4));
+        else if (head >= 0xC4 && head < 0xE0) {
+            static const uint8_t widths[] = {1, 2, 4, 1, 2, 4}, long_widths[] = {1, 2, 4, 2, 4, 2, 4};
+            const size_t width = head < 0xCA ? widths[head - 0xC4] : long_widths[head - 0xD9];
+            if (size - at < width)
+                return 0;
+            const uint64_t length = big_endian(p + at, width);
+            at += width;
+            if (head >= 0xDC)
+                left += head >= 0xDE ? 2 * length : length;
+            else
+                rest = length + (head >= 0xC7 && head < 0xCA);
+        }
+        if (size - at < rest)
+            return 0;
+        at += rest;
+    }
+    return at;
+}
+
+/* A number that is not negative, as wide as it likes: how many bytes it takes of `size`, or 0. */
+INLINE size_t read_count(const uint8_t *p, size_t size, uint64_t *count) {
+    if (!size || (p[0] >= 0x80 && (p[0] < 0xCC || p[0] > 0xCF)))
+        return 0;
+    *count = p[0];
+    if (p[0] < 0x80)
+        return 1;
+    const size_t width = (size_t)1 << (p[0] - 0xCC);
+    if (size < 1 + width)
+        return 0;
+    *count = big_endian(p + 1, width);
+    return *count >> 63 ? 0 : 1 + width;
+}
+
+INLINE int is_ascii(const uint8_t *p, size_t size) {
+    uint8_t all = 0;
+    for (size_t i = 0; i < size; i++)
+        all |= p[i];
+    return all < 0x80;
+}
+
+/* Fills in the table from a file that is like the first, or returns -1: then the table holds something of both. Returns how many pairs of
+ * values differ from the first file's; `changed` says of each its `to`, and where it begins and ends. There is room for all holes. */
+EXPORT int64_t ulpscope_refill(const uint8_t *data, size_t size, const uint8_t *first, size_t first_size, const struct hole *holes,
+                               size_t num_holes, uint8_t *table, int64_t *changed, const uint32_t tables[8][256]) {
+    size_t at = 0, end = 0, done = 0; /* `end`: of the frame */
+    int64_t num_changed = 0;
+    for (size_t k = 0; k < num_holes; k++) {
+        const struct hole hole = holes[k];
+        const size_t alike = (size_t)hole.begin - done, length = (size_t)(hole.end - hole.begin);
+        if (alike > end - at || memcmp(data + at, first + done, alike))
+            return -1;
+        at += alike;
+        done = (size_t)hole.end;
+        size_t taken = 0, left = end - at;
+        uint64_t word;
+        switch (hole.kind) {
+        case FRAME:
+            if (left || size - at < 8)
+                return -1;
+            uint32_t head[2];
+            memcpy(head, data + at, 8);
+            if (head[0] > size - at - 8 || checksum(data + at + 8, head[0], tables) != head[1])
+                return -1;
+            end = at + 8 + head[0];
+            taken = 8;
+            break;
+        case REAL:
+            if (left < 9 || data[at] != 0xCB)
+                return -1;
+            memcpy(&word, data + at + 1, 8);
+            word = __builtin_bswap64(word);
+            memcpy(table + hole.to, &word, 8);
+            taken = 9;
+            break;
+        case COUNT:
+            taken = read_count(data + at, left, &word);
+            if (taken)
+                memcpy(table + hole.to, &word, 8);
+            break;
+        case TEXT:
+            if (left < length || !is_ascii(data + at, length))
+                return -1;
+            memcpy(table + hole.to, data + at, length);
+            taken = length;
+            break;
+        default:
+            if (left >= length && !memcmp(data + at, first + hole.begin, length)) {
+                taken = length;
+                break;
+            }
+            taken = values_size(data + at, left, 2);
+            changed[3 * num_changed] = hole.to;
+            changed[3 * num_changed + 1] = (int64_t)at;
+            changed[3 * num_changed++ + 2] = (int64_t)(at + taken);
+        }
+        if (!taken)
+            return -1;
+        at += taken;
+    }
+    const size_t alike = first_size - done;
+    return end == size && alike == end - at && !memcmp(data + at, first + done, alike) ? num_changed : -1;
 }
 
 #if defined(ULPSCOPE_FILES)

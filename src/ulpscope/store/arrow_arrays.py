@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 
 from ulpscope.store.packed_values import Flags, Integers, Walk, expect
 
-__all__ = ["coded_words", "cut_out", "in_order", "integer_array", "list_array", "plain_array", "text_array", "told_apart", "word_array"]
+__all__ = [
+    "coded_words",
+    "codes_of",
+    "cut_out",
+    "in_order",
+    "integer_array",
+    "list_array",
+    "plain_array",
+    "text_array",
+    "told_apart",
+    "word_array",
+]
 
 
 def plain_array(pa: Any, values: NDArray[Any], absent: Flags | None = None) -> Any:
@@ -40,7 +51,7 @@ def word_array(pa: Any, walk: Walk, rows: Integers | None = None) -> Any:
         codes = np.zeros(len(begins), np.int64) if absent is None else -absent.astype(np.int64)
         return coded_words(pa, codes if rows is None else codes[rows], [""])
     coded = cut_out(pa, walk.data, begins, walk.at, absent).dictionary_encode()
-    codes = _codes(coded) if absent is None else np.where(absent, -1, _codes(coded))
+    codes = codes_of(coded) if absent is None else np.where(absent, -1, codes_of(coded))
     return _coded(pa, codes if rows is None else codes[rows], coded.dictionary.cast(pa.string()))
 
 
@@ -102,8 +113,8 @@ def in_order(begins: Integers, ends: Integers, size: int) -> bool:
 def told_apart(pieces: Any) -> tuple[Integers, list[bytes]]:
     """The number of each piece, and the distinct pieces by number."""
     coded = pieces.dictionary_encode()
-    return _codes(coded), coded.dictionary.to_pylist()
+    return codes_of(coded), coded.dictionary.to_pylist()
 
 
-def _codes(coded: Any) -> Integers:
+def codes_of(coded: Any) -> Integers:
     return np.frombuffer(coded.indices.buffers()[1], np.int32, len(coded), 4 * coded.indices.offset).astype(np.int64)

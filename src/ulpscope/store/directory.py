@@ -247,9 +247,13 @@ class DirectorySink:
         try:
             self._end_step(complete=complete)
         finally:
-            while self._uncopied:
-                self._copy_to_parquet(self._uncopied.popleft())
+            self.copy_closed_steps()
             self._ledger.flush()
+
+    def copy_closed_steps(self) -> None:
+        """Make the Parquet copies that were put off, for who has time while something else is at work; `close` makes what is left."""
+        while self._uncopied:
+            self._copy_to_parquet(self._uncopied.popleft())
 
     def _copy_to_parquet(self, folder: Path) -> None:
         from ulpscope.store.parquet import write_parquet  # only here: reading a run needs no NumPy

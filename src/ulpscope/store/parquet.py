@@ -8,29 +8,27 @@ It is made inside the training process and has to be cheap, so calls and slots a
 
 - NumPy walks through the MessagePack of all of them at once, element by element; numbers and text are taken from where they lie, and
   what repeats (arguments, shapes, names) is decoded once for each distinct run of bytes;
-- steps resemble each other: where a step tells byte for byte what the last one told, its columns are used again;
-- where slots begin is guessed from how they begin, and proven: each must end exactly where the next one begins.
-
-A file that is not written as we write it (further elements, other widths) is decoded and encoded again first, and then goes the same way.
+- steps resemble each other: where a step tells byte for byte what the last one told, its columns are used again, and where only its
+  numbers are others, its whole table is (`refilling.py`, which is why some columns are written as they are);
+- where slots begin is guessed, and proven (`call_groups.py`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
-import zlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import GenericAlias
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 
-from ulpscope.errors import DamagedRunError
-from ulpscope.model import FORMAT_VERSION, ROLES, Level, Phase, Slot
+from ulpscope.model import Level, Phase, Slot
 from ulpscope.store.arrow_arrays import (
     coded_words,
     cut_out,
@@ -42,55 +40,22 @@ from ulpscope.store.arrow_arrays import (
     told_apart,
     word_array,
 )
-from ulpscope.store.frames import (
-    FILE_MODE,
-    MAX_BODY,
-    UNREADABLE,
-    CallFrame,
-    EndFrame,
-    FrameReader,
-    SlotRow,
-    StackFrame,
-    StartFrame,
-    SummaryRow,
-    TensorFrame,
-    open_regular,
-)
-from ulpscope.store.packed_values import Flags, Integers, Unusual, Walk, expect
+from ulpscope.store.call_groups import BYTES_AT_ONCE, Group, Stacks, ends_of_slots, groups, groups_encoded_again, slots_begin
+from ulpscope.store.frames import FILE_MODE, UNREADABLE, CallFrame, SlotRow, StartFrame, open_regular, write_all
+from ulpscope.store.molding import COUNTS, NUM_ABOUT, REALS, SUMMARY_COLUMNS, mold_of
+from ulpscope.store.packed_values import Bytes, Flags, Integers, Unusual, Walk, expect
+from ulpscope.store.refilling import SLACK, Molds
 
 __all__ = ["write_parquet"]
 
-RECORDS_IN_GROUP = 5_000
-BYTES_IN_GROUP = 64 << 20
 BYTES_REMEMBERED = 4 << 20
-BYTES_AT_ONCE = 64 << 10  # fresh pages cost more than what is done with them
 
-Stacks: TypeAlias = dict[int, StackFrame]
+_AS_IT_IS = {"step", "arguments", "fingerprint", *REALS, *COUNTS}
 
-_SUMMARY_COLUMNS = SummaryRow.__struct_fields__
-_REALS = ("min", "max", "mean", "rms")
-_NUM_ABOUT = SlotRow.__struct_fields__.index("summary")
-_CALL = 2
-
-_HEAD = struct.Struct("<II")
 _json = json.JSONEncoder(default=str, check_circular=False).encode
-_encode = msgspec.msgpack.Encoder().encode
 _types = {field.name: field.type for field in msgspec.structs.fields(CallFrame)}
-_call_decoder = msgspec.msgpack.Decoder(CallFrame)
-_other_decoder = msgspec.msgpack.Decoder(StartFrame | StackFrame | EndFrame | TensorFrame)
 _context_decoder = msgspec.msgpack.Decoder(GenericAlias(tuple, (_types["arguments"], _types["modes"], list[None])))
 _about_decoder = msgspec.msgpack.Decoder(SlotRow)
-
-
-class _Group(NamedTuple):
-    """Calls that become rows together, as places in the data."""
-
-    data: bytes
-    begins: Integers
-    ends: Integers
-    num_slots: Integers
-    slots: Integers  # where each slot begins
-    slots_end: dict[int, int]  # where the slots of a call end, for those without any at least
 
 
 def write_parquet(records: Path, table: Path) -> bool:
@@ -102,10 +67,8 @@ def write_parquet(records: Path, table: Path) -> bool:
         return False
     draft = table.with_name(f".{table.name}")
     try:
-        try:
-            _write(pa, pq, draft, _groups(records))
-        except (Unusual, IndexError, pa.ArrowInvalid, *UNREADABLE):
-            _write(pa, pq, draft, _groups_encoded_again(records))
+        if not _molds.write(_small_file(records), lambda made: _write_bytes(draft, made)):
+            _write_columns(pa, pq, records, draft)
         draft.replace(table)
     except BaseException:
         draft.unlink(missing_ok=True)
@@ -113,10 +76,40 @@ def write_parquet(records: Path, table: Path) -> bool:
     return True
 
 
-def _write(pa: Any, pq: Any, draft: Path, groups: Iterable[tuple[StartFrame, _Group, Stacks]]) -> None:
-    schema, words = _schema(pa)
-    options = {"write_statistics": False, "use_dictionary": words, "store_schema": False, "write_batch_size": 1 << 16}
+def _write_columns(pa: Any, pq: Any, records: Path, draft: Path) -> None:
+    slots, calls = _last.get("slots"), _last.get("calls")
+    try:
+        written = _write(pa, pq, draft, groups(records))
+    except (Unusual, IndexError, pa.ArrowInvalid, *UNREADABLE):
+        _write(pa, pq, draft, groups_encoded_again(records))
+        return
+    if slots is None or calls is None or written is None or len(written[0].data) > BYTES_REMEMBERED:
+        return
+    if slots is _last["slots"] and calls.others == _last["calls"].others and _molds.wants_more():
+        with suppress(Unusual, IndexError):
+            _keep_mold(pq, draft, *written)
+
+
+def _small_file(path: Path) -> bytes:
+    """What a file holds, nothing where it is too large to be remembered."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return os.read(file.fileno(), size) if size <= BYTES_REMEMBERED else b""
+
+
+def _write_bytes(draft: Path, table: Bytes) -> None:
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), FILE_MODE)
+    try:
+        write_all(fd, table.data)
+    finally:
+        os.close(fd)
+
+
+def _write(pa: Any, pq: Any, draft: Path, groups: Iterable[tuple[StartFrame, Group, Stacks]]) -> tuple[Group, dict[str, Any]] | None:
+    """What was written, where it is one group only."""
+    schema, options = _schema(pa)
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE))
+    num_groups = 0
     with (
         pa.output_stream(str(draft), compression=None, buffer_size=BYTES_AT_ONCE) as file,
         pq.ParquetWriter(file, schema, **options) as writer,
@@ -124,124 +117,32 @@ def _write(pa: Any, pq: Any, draft: Path, groups: Iterable[tuple[StartFrame, _Gr
         for group in groups:
             columns = _columns(pa, *group)
             writer.write_table(pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema))
+            num_groups += 1
+    return (group[1], columns) if num_groups == 1 else None
 
 
 @lru_cache(maxsize=1)
-def _schema(pa: Any) -> tuple[Any, list[str]]:
-    """The columns, and which of them travel as codes of distinct words: the file does not keep this schema, and readers see plain text."""
+def _schema(pa: Any) -> tuple[Any, dict[str, Any]]:
+    """The columns, and how they are written. Some travel as codes of distinct words: the file does not keep this schema, and readers see
+    plain text. What differs from step to step takes the same room in each.
+    """
     words, text, integer, real, flag = pa.dictionary(pa.int32(), pa.string()), pa.string(), pa.int64(), pa.float64(), pa.bool_()
     sizes = pa.list_(pa.int64())
     call = {"rank": integer, "step": integer, "order": integer, "op": words, "index": integer, "phase": words, "level": words}
     context = {"module": words, "parent": words, "recompute": flag, "arguments": words, "file": words, "line": integer, "function": words}
     slot = {"slot": words, "dtype": words, "shape": sizes, "strides": sizes, "device": words, "requires_grad": flag}
-    summary = {name: real if name in _REALS else integer for name in _SUMMARY_COLUMNS}
+    summary = {name: real if name in REALS else integer for name in SUMMARY_COLUMNS}
     types = call | context | slot | summary | {"fingerprint": text, "content": words, "note": words}
-    return pa.schema([*types.items()]), [name for name, kind in types.items() if kind is words]
-
-
-# ---- reading
-
-
-def _groups(path: Path) -> Iterator[tuple[StartFrame, _Group, Stacks]]:
-    """The calls of the file as far as its frames are good, found without decoding them."""
-    start: StartFrame | None = None
-    stacks: Stacks = {}
-    rest, more = b"", True
-    with open_regular(path) as file:
-        size = min(os.fstat(file.fileno()).st_size + 1, BYTES_IN_GROUP)
-        while more and (block := os.read(file.fileno(), size)):
-            data = rest + block if rest else block
-            bounds, more = _good_frames(data)
-            begins, ends = bounds[:-1] + _HEAD.size, bounds[1:]
-            is_call = np.frombuffer(data, np.uint8).take(begins + 1) == _CALL
-            for frame in _decoded(data, begins[~is_call], ends[~is_call]):
-                if isinstance(frame, StackFrame):
-                    stacks[frame.id] = frame
-                elif isinstance(frame, StartFrame):
-                    start = frame
-            if start is None or start.version > FORMAT_VERSION:
-                raise Unusual
-            begins, ends = begins[is_call], ends[is_call]
-            for k in range(0, len(begins), RECORDS_IN_GROUP):
-                yield start, _found(data, begins[k : k + RECORDS_IN_GROUP], ends[k : k + RECORDS_IN_GROUP]), stacks
-            rest = data[bounds[-1] :]
-    expect(start is not None)
-
-
-def _good_frames(data: bytes) -> tuple[Integers, bool]:
-    """Where the frames begin, then where the last of them ends; and whether more data could tell of more."""
-    bounds, at, size = [0], 0, len(data)
-    unpack, crc32 = _HEAD.unpack_from, zlib.crc32
-    while at + 8 <= size:
-        length, checksum = unpack(data, at)
-        end = at + 8 + length
-        if end > size or crc32(data[at + 8 : end]) != checksum:
-            return np.array(bounds), end > size and length <= MAX_BODY
-        bounds.append(end)
-        at = end
-    return np.array(bounds), True
-
-
-def _decoded(data: bytes, begins: Integers, ends: Integers) -> Iterator[Any]:
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        yield _other_decoder.decode(data[begin:end])
-
-
-_BEGINS_ROLE = np.zeros(1 << 16, np.bool_)
-_BEGINS_ROLE[[(0xA0 + len(role)) << 8 | ord(role[0]) for role in ROLES]] = True
-
-
-def _found(data: bytes, begins: Integers, ends: Integers) -> _Group:
-    """A slot begins as a list of ten, of which the first is a list of two, of which the first is a role."""
-    codes = np.frombuffer(data, np.uint8, int(ends[-1]))
-    within = range(int(begins[0]), len(codes) - 3)
-    blocks = (within[k : k + BYTES_AT_ONCE] for k in range(0, len(within), BYTES_AT_ONCE))
-    marks = np.concatenate([np.flatnonzero(codes[block.start : block.stop] == 0x9A) + block.start for block in blocks])
-    marks = marks[codes.take(marks + 1) == 0x92]
-    slots = marks[_BEGINS_ROLE.take(codes.take(marks + 2).astype(np.int64) << 8 | codes.take(marks + 3))]
-    num_slots = np.diff(np.searchsorted(slots, begins), append=len(slots))
-    without = np.flatnonzero(num_slots == 0).tolist()
-    return _Group(data, begins, ends, num_slots, slots, {k: _end_of_no_slots(data[begins[k] : ends[k]], int(ends[k])) for k in without})
-
-
-def _end_of_no_slots(body: bytes, end: int) -> int:
-    call = _call_decoder.decode(body)
-    expect(not call.slots)
-    return end - 1 - len(_encode(call.stack))
-
-
-def _groups_encoded_again(path: Path) -> Iterator[tuple[StartFrame, _Group, Stacks]]:
-    reader = FrameReader(path)
-    frames = iter(reader)
-    start = next(frames, None)
-    if not isinstance(start, StartFrame):
-        raise DamagedRunError(f"{path} does not begin as the records of a step do; no table was made of it")
-    stacks: Stacks = {}
-    calls: list[CallFrame] = []
-    end = BYTES_IN_GROUP
-    for frame in frames:
-        if isinstance(frame, CallFrame):
-            calls.append(frame)
-        elif isinstance(frame, StackFrame):
-            stacks[frame.id] = frame
-        if len(calls) == RECORDS_IN_GROUP or (calls and reader.position > end):
-            yield start, _encoded_again(calls), stacks
-            calls, end = [], reader.position + BYTES_IN_GROUP
-    if calls:
-        yield start, _encoded_again(calls), stacks
-
-
-def _encoded_again(calls: list[CallFrame]) -> _Group:
-    bodies = [_encode(call) for call in calls]
-    bounds = np.cumsum([0, *map(len, bodies)])
-    slots: list[int] = []
-    slots_end = {}
-    for k, call in enumerate(calls):
-        at = slots_end[k] = int(bounds[k + 1]) - 1 - len(_encode(call.stack))
-        sizes = np.array([len(_encode(slot)) for slot in call.slots], np.int64)
-        slots += (at - sizes[::-1].cumsum()[::-1]).tolist()
-    num_slots = np.array([len(call.slots) for call in calls])
-    return _Group(b"".join(bodies), bounds[:-1], bounds[1:], num_slots, np.array(slots, np.int64), slots_end)
+    options: dict[str, Any] = {
+        "write_statistics": False,
+        "store_schema": False,
+        "write_batch_size": 1 << 16,
+        "data_page_size": BYTES_REMEMBERED,
+    }
+    options["use_dictionary"] = ["step", *(name for name, kind in types.items() if kind is words)]
+    paths = {name: f"{name}.list.element" if kind is sizes else name for name, kind in types.items()}
+    options["compression"] = {path: "none" if name in _AS_IT_IS else "snappy" for name, path in paths.items()}
+    return pa.schema([*types.items()]), options
 
 
 # ---- columns
@@ -256,6 +157,7 @@ class _Last(NamedTuple):
 
 
 _last: dict[str, _Last] = {}
+_molds = Molds()
 
 
 def _remember(kind: str, pieces: Any, others: tuple[Any, ...], columns: dict[str, Any]) -> dict[str, Any]:
@@ -264,13 +166,13 @@ def _remember(kind: str, pieces: Any, others: tuple[Any, ...], columns: dict[str
     return columns
 
 
-def _columns(pa: Any, start: StartFrame, group: _Group, stacks: Stacks) -> dict[str, Any]:
+def _columns(pa: Any, start: StartFrame, group: Group, stacks: Stacks) -> dict[str, Any]:
     """A call without slots has one row, whose slot is null."""
     num_rows = np.maximum(group.num_slots, 1)
     rows = np.repeat(np.arange(len(num_rows)), num_rows)
     walk = Walk(group.data, group.slots)
     slots = _slot_columns(pa, walk)
-    calls = _call_columns(pa, group, _ends_of_slots(group, walk.at), stacks, rows)
+    calls = _call_columns(pa, group, ends_of_slots(group, walk.at), stacks, rows)
     if not group.num_slots.all():
         slots = _spread(pa, slots, np.repeat(group.num_slots > 0, num_rows))
     run = {name: plain_array(pa, np.full(len(rows), number, np.int64)) for name, number in (("rank", start.rank), ("step", start.step))}
@@ -283,25 +185,11 @@ def _spread(pa: Any, columns: dict[str, Any], filled: Flags) -> dict[str, Any]:
     return {name: column.take(places) for name, column in columns.items()}
 
 
-def _ends_of_slots(group: _Group, ends: Integers) -> Integers:
-    """Where the slots of each call end; one that another follows must end where that begins."""
-    last = np.cumsum(group.num_slots) - 1
-    followed = np.ones(len(ends), np.bool_)
-    followed[last[group.num_slots > 0]] = False
-    expect((ends[:-1] == group.slots[1:]) | ~followed[:-1])
-    found = ends[last] if len(ends) else last
-    for k, end in group.slots_end.items():
-        found[k] = end
-    return found
-
-
-def _call_columns(pa: Any, group: _Group, slots_end: Integers, stacks: Stacks, rows: Integers) -> dict[str, Any]:
+def _call_columns(pa: Any, group: Group, slots_end: Integers, stacks: Stacks, rows: Integers) -> dict[str, Any]:
     """What a call tells in front of its slots and behind them."""
-    has_slots = group.num_slots > 0
-    slots_begin = slots_end.copy()
-    slots_begin[has_slots] = group.slots[(np.cumsum(group.num_slots) - group.num_slots)[has_slots]]
+    begin_of_slots = slots_begin(group)
     sources = {number: stack.lines[0][:3] for number, stack in stacks.items() if stack.lines}
-    begins, ends = np.stack([group.begins, slots_end], axis=1).ravel(), np.stack([slots_begin, group.ends], axis=1).ravel()
+    begins, ends = np.stack([group.begins, slots_end], axis=1).ravel(), np.stack([begin_of_slots, group.ends], axis=1).ravel()
     pieces, others = cut_out(pa, group.data, begins, ends), (group.num_slots.tobytes(), sources)
     last = _last.get("calls")
     if last is not None and last.others == others and pieces.equals(last.pieces):
@@ -316,7 +204,7 @@ def _call_columns(pa: Any, group: _Group, slots_end: Integers, stacks: Stacks, r
         {*columns["phase"].dictionary.to_pylist()} <= {*get_args(Phase)}
         and {*columns["level"].dictionary.to_pylist()} <= {*get_args(Level)}
     )
-    columns["arguments"] = _arguments(pa, cut_out(pa, group.data, walk.at, slots_begin), group.num_slots, rows)
+    columns["arguments"] = _arguments(pa, cut_out(pa, group.data, walk.at, begin_of_slots), group.num_slots, rows)
     walk.at = slots_end
     columns |= _sources(pa, *walk.integers(), sources, rows)
     columns["recompute"] = plain_array(pa, walk.flags()[rows])
@@ -325,13 +213,21 @@ def _call_columns(pa: Any, group: _Group, slots_end: Integers, stacks: Stacks, r
 
 
 def _arguments(pa: Any, pieces: Any, num_slots: Integers, rows: Integers) -> Any:
-    """The text of the arguments, once for each distinct sequence of arguments, modes and the beginning of a list of so many slots."""
+    """The text of the arguments, once for each distinct sequence of arguments, modes and the beginning of a list of so many slots. Words of
+    one call come last, in front of spaces.
+    """
     codes, distinct = told_apart(pieces)
     counts = np.zeros(len(distinct), np.int64)
     counts[codes] = num_slots
     expect(counts[codes] == num_slots)
     contexts = [_context_decoder.decode(b"\x93" + one + b"\xc0" * count) for one, count in zip(distinct, counts.tolist(), strict=True)]
-    return coded_words(pa, codes[rows], [_arguments_text(arguments) for arguments, _, _ in contexts])
+    texts = [_arguments_text(arguments) for arguments, _, _ in contexts]
+    uses: Counter[str | None] = Counter()
+    for text, count in zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True):
+        uses[text] += count
+    words = [*sorted((text for text in uses if text is not None), key=lambda text: uses[text] == 1), " " * SLACK]
+    places: dict[str | None, int] = {word: k for k, word in enumerate(words)}
+    return coded_words(pa, np.array([places.get(text, -1) for text in texts])[codes][rows], words)
 
 
 def _arguments_text(arguments: Any) -> str | None:
@@ -366,9 +262,9 @@ def _about_columns(pa: Any, walk: Walk) -> dict[str, Any]:
             return last.columns
     walk.enter(len(SlotRow.__struct_fields__))
     first = walk.at
-    walk.skip(_NUM_ABOUT, before=np.append(begins[1:], len(walk.data)))
+    walk.skip(NUM_ABOUT, before=np.append(begins[1:], len(walk.data)))
     codes, distinct = told_apart(cut_out(pa, walk.data, first, walk.at))
-    columns = _told_columns(pa, codes, [_about_decoder.decode((0x90 + _NUM_ABOUT).to_bytes(1, "big") + one) for one in distinct])
+    columns = _told_columns(pa, codes, [_about_decoder.decode((0x90 + NUM_ABOUT).to_bytes(1, "big") + one) for one in distinct])
     return _remember("slots", cut_out(pa, walk.data, begins, walk.at), (walk.at - begins,), columns)
 
 
@@ -388,9 +284,9 @@ def _summary_columns(pa: Any, walk: Walk) -> dict[str, Any]:
     taken = walk.present()
     everywhere = taken.all()
     inner = walk if everywhere else Walk(walk.data, walk.at[taken])
-    inner.enter(len(_SUMMARY_COLUMNS))
-    columns = {"numel": inner.integers()} | dict(zip(_REALS, inner.reals(len(_REALS)), strict=True))
-    columns |= {name: inner.integers() for name in _SUMMARY_COLUMNS[len(columns) :]}
+    inner.enter(len(SUMMARY_COLUMNS))
+    columns = {"numel": inner.integers()} | dict(zip(REALS, inner.reals(len(REALS)), strict=True))
+    columns |= {name: inner.integers() for name in SUMMARY_COLUMNS[len(columns) :]}
     numel, without = columns["numel"]
     expect(without is None and (numel >= 0).all())
     arrays = {name: plain_array(pa, values, absent) for name, (values, absent) in columns.items()}
@@ -399,3 +295,21 @@ def _summary_columns(pa: Any, walk: Walk) -> dict[str, Any]:
     walk.at = walk.at + 1
     walk.at[taken] = inner.at
     return _spread(pa, arrays, taken)
+
+
+# ---- the next steps made from this one
+
+
+def _keep_mold(pq: Any, draft: Path, group: Group, columns: dict[str, Any]) -> None:
+    mold = mold_of(group, columns["arguments"], draft.read_bytes(), pq.read_metadata(draft).row_group(0), _changed_text)
+    if mold.proves_itself():
+        _molds.keep(mold)
+
+
+def _changed_text(values: bytes) -> bytes | None:
+    """The text of arguments that modes follow; None where it cannot be told or there are none."""
+    try:
+        text = _arguments_text(_context_decoder.decode(b"\x93" + values + b"\x90")[0])
+        return None if text is None else text.encode()
+    except (ValueError, *UNREADABLE):
+        return None
