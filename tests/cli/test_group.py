@@ -11,10 +11,12 @@ from typing import Any, NoReturn
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
 
 import ulpscope
 from ulpscope.capture.compiled import COMPILED
+from ulpscope.capture.native import TABLE
 from ulpscope.cli import cli
 from ulpscope.errors import MissingDependencyError, NotARunError
 from ulpscope.numerics.kernel import kernel_name
@@ -38,6 +40,7 @@ OPTIONS = {
         "script",
         "arguments",
     ],
+    "build": [],
     "migrate": ["config"],
     "demo": ["--into", "--open"],
     "compare": [
@@ -104,7 +107,7 @@ def ulpscope_command(*arguments: str | Path, **options: Any) -> subprocess.Compl
 
 def test_the_commands() -> None:
     assert cli.list_commands(click.Context(cli)) == [
-        *("run", "compare", "refine", "check", "check-devices", "nonfinite", "show", "watch", "compare-health", "migrate", "demo")
+        *("run", "compare", "refine", "check", "check-devices", "nonfinite", "show", "watch", "compare-health", "build", "migrate", "demo")
     ]
 
 
@@ -132,6 +135,8 @@ def test_help_names_every_command_without_importing_one() -> None:
 def test_version() -> None:
     result = CliRunner().invoke(cli, ["--version"])
     recorder = "compiled recorder" if COMPILED is not None else "recorder in Python"
+    if TABLE is not None:
+        recorder += f", built for torch {torch.__version__}"
     assert (result.exit_code, result.stdout) == (0, f"ulpscope {ulpscope.__version__} ({kernel_name()}; {recorder})\n")
 
 

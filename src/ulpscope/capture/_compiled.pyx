@@ -42,13 +42,19 @@ from ulpscope.model import Summary, view_content
 cdef object _tensor_type = torch.Tensor
 cdef object _parameter_type = torch.nn.Parameter
 cdef object _is_conj = torch._C.TensorBase.is_conj
-cdef object _transforms = torch._C._functorch.peek_interpreter_stack
+cdef object _tls_includes = torch._C._dispatch_tls_is_dispatch_key_included
+cdef object _TRANSFORMS = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 cdef object _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 cdef object _encode_value = msgspec.msgpack.Encoder().encode
 cdef object _crc32 = zlib.crc32
 cdef object _ordered_dict = collections.OrderedDict
 
+cdef extern from "unistd.h" nogil:
+    int usleep(unsigned int)
+
+
 cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
     ctypedef struct PyThreadState:
         pass
     PyThreadState* PyThreadState_Get()
@@ -156,6 +162,13 @@ cdef struct DLTensor:
     int64_t* strides
     uint64_t byte_offset
 
+cdef struct TensorFacts:
+    DLTensor told
+    void* storage
+    int64_t version
+    int requires_grad
+    int mirrors  # a sum of 1 where the values are negated and 2 where they are conjugated
+
 cdef struct Exchange:
     uint32_t major
     uint32_t minor
@@ -168,6 +181,7 @@ cdef struct Exchange:
 
 cdef enum:
     MOST_DIMS = 25
+    COMPLEX = 5  # DLPack's code of complex numbers
 
 cdef Exchange* _exchange = NULL
 
@@ -184,7 +198,100 @@ cdef void _find_exchange() noexcept:
 
 _find_exchange()
 IS_USABLE = _exchange != NULL
-VERSION = 4  # of `compiled._VERSION`
+
+
+# ---- what torch tells past Python (`_native.cpp`, which was compiled for the very torch that is installed, or is not there)
+
+
+cdef struct Entering:
+    int32_t place, result, is_base
+
+cdef struct Leaving:
+    int32_t place, input, view
+
+cdef struct Watched:
+    void* node
+    int32_t entering, num_entering, leaving, num_leaving
+
+cdef struct Plan:
+    const Watched* watched
+    const Entering* entering
+    const Leaving* leaving
+    void* behind
+    int32_t count
+
+cdef enum:  # of `state`
+    GRAD = 1
+    INFERENCE = 2
+    DETERMINISTIC = 4
+    AUTOCAST = 8
+    TRACING = 16
+
+cdef struct Native:  # in the order of the table of `_native.cpp`
+    const void* (*tensor_of)(void*) noexcept
+    PyObject* (*object_of)(const void*) except NULL
+    int (*look)(const void*, TensorFacts*) noexcept
+    int64_t (*version_of)(const void*) noexcept
+    int (*requires_grad)(const void*) noexcept
+    void* (*hold)(const void*) noexcept
+    int (*is_as_taken)(const void*, int64_t, uint64_t) noexcept
+    PyObject* (*object_of_held)(const void*, int32_t, const int64_t*, const int64_t*) except NULL
+    void (*let_go)(void*) noexcept
+    void* (*weak_reference)(void*) noexcept
+    int (*state)() noexcept
+    int (*is_seen)() noexcept
+    int (*graph_task)() noexcept
+    int (*shut_eyes)() noexcept
+    void (*open_eyes)(int) noexcept
+    void* (*new_edges)() noexcept
+    void (*free_edges)(void*) noexcept
+    int (*add_edge)(void*, const void*, int32_t) except -1
+    int (*add_leaf)(void*, const void*, int32_t) except -1
+    int (*begin_call)(void*) except -1
+    int (*plan_call)(void*, const void**, int32_t, int32_t, Plan*) except -1
+    const void* (*gradient_at)(const void*, int64_t) noexcept
+    int (*hook_before)(void*, void*) except -1
+    int (*hook_after)(void*, void*) except -1
+    void (*set_callback)(int (*)(void*, const void*, const void*) except -1) noexcept
+
+cdef Native* _native = NULL
+
+
+cdef int _find_native() except -1:
+    global _native
+    from ulpscope.capture.native import TABLE
+
+    if TABLE is not None:
+        _native = <Native*>PyCapsule_GetPointer(TABLE, "ulpscope.native")
+        _native.set_callback(&_hook_called)
+    return 0
+
+
+cdef inline const void* _of(object tensor) noexcept:
+    return _native.tensor_of(<void*>tensor)
+
+
+cdef object _object_of(const void* tensor):
+    return _owned(_native.object_of(tensor))
+
+
+cdef object _object_of_held(const void* held, Form form):
+    cdef int64_t sizes[2 * MOST_DIMS]
+    cdef int32_t number, ndim = <int32_t>len(form.shape)
+    for number in range(ndim):
+        sizes[number], sizes[ndim + number] = form.shape[number], form.strides[number]
+    return _owned(_native.object_of_held(held, ndim, sizes, sizes + ndim))
+
+
+cdef object _owned(PyObject* made):
+    found = <object>made
+    Py_DECREF(found)
+    return found
+
+
+_find_native()
+HAS_NATIVE = _native != NULL
+VERSION = 5  # of `compiled._VERSION`
 
 
 # ---- objects
@@ -206,6 +313,7 @@ cdef class Form:
     cdef public bint is_contiguous
     cdef public bint is_complex
     cdef public dict layouts
+    cdef public long long order
     cdef public object take_aligned
     cdef bytes head, key
     cdef int kind  # the arguments of the kernel on the host, once they are known
@@ -214,12 +322,12 @@ cdef class Form:
     cdef bint has_arguments
 
     def __init__(self, dtype, shape, strides, device, is_on_host, type, note="", numel=0, size=0, extent=0, is_contiguous=False,
-                 is_complex=False, layouts=None, take_aligned=None):
+                 is_complex=False, layouts=None, order=0, take_aligned=None):
         self.dtype, self.shape, self.strides, self.device = dtype, shape, strides, device
         self.is_on_host, self.type, self.note = is_on_host, type, note
         self.numel, self.size, self.extent = numel, size, extent
         self.is_contiguous, self.is_complex = is_contiguous, is_complex
-        self.layouts = {} if layouts is None else layouts
+        self.layouts, self.order = {} if layouts is None else layouts, order
         self.take_aligned = take_aligned
 
     @property
@@ -335,11 +443,35 @@ cdef class Pending:
     cdef public long long numel
     cdef public object layout
     cdef public unsigned long long address
-    cdef public object alias
+    cdef object given_alias
+    cdef void* held  # the same past Python
     cdef public long long version
 
     def __init__(self, Values values, long long numel, layout, unsigned long long address, alias, long long version):
         self.values, self.numel, self.layout, self.address, self.alias, self.version = values, numel, layout, address, alias, version
+
+    def __dealloc__(self):
+        if self.held != NULL:
+            _native.let_go(self.held)
+
+    @property
+    def alias(self):
+        return self.given_alias if self.held == NULL else _object_of_held(self.held, self.values.form)
+
+    @alias.setter
+    def alias(self, alias):
+        if self.held != NULL:
+            _native.let_go(self.held)
+            self.held = NULL
+        self.given_alias = alias
+
+    cdef bint is_unchanged(self) except -1:
+        """Whether nobody has written to it since it was taken."""
+        if self.version == -1:
+            return True
+        if self.held != NULL:
+            return _native.is_as_taken(self.held, self.version, self.address)
+        return ask(&_version_of, self.given_alias) == self.version and call_method(&_address_of, self.given_alias) == self.address
 
 
 # ---- unseen by modes of the user's and by ours
@@ -352,10 +484,20 @@ cdef object _leave_guard = torch._C.DisableTorchFunction.__exit__
 
 
 cdef object _shut_eyes():
-    """No __torch_function__, the user's or ours, sees what comes; `_leave_guard` ends that."""
+    """No __torch_function__, the user's or ours, sees what comes; `_open_eyes` ends that."""
+    if _native != NULL:
+        return _native.shut_eyes()
     guard = _guard_type()
     call_method(&_enter_guard, guard)
     return guard
+
+
+cdef int _open_eyes(object guard) except -1:
+    if _native != NULL:
+        _native.open_eyes(guard)
+    else:
+        _leave_guard(guard)
+    return 0
 
 
 # ---- taking tensors down
@@ -403,30 +545,32 @@ cdef class Aligned:
         self.devices, self.queue, self.layout, self.numel = devices, queue, layout, form.numel
         self.num_bytes, self.flush = layout.num_bytes, flush
 
-    cdef Values take(self, object tensor, DLTensor* told, unsigned long long address, long long version):
+    cdef Values take(self, object tensor, const void* native, TensorFacts* facts, Form form, unsigned long long address):
         """Where nobody sees operations (`_is_clear`)."""
         cdef Queue queue = self.queue
         cdef void* stream = NULL
         if queue.is_given_up:
             return None
         if queue.has_streams:
-            _exchange.current_stream(told.device.device_type, told.device.device_id, &stream)
+            _exchange.current_stream(facts.told.device.device_type, facts.told.device.device_id, &stream)
             if <long long>stream != queue._stream or (stream != NULL and _is_capturing()):  # a graph never captures the default stream
                 return None
         cdef Values values = Values.__new__(Values)
-        values.note, values.waits = "", True
+        values.note, values.waits, values.form = "", True, form
         cdef Pending entry = Pending.__new__(Pending)
         entry.values, entry.numel, entry.layout, entry.address = values, self.numel, self.layout, address
-        if type(tensor) is _parameter_type:  # its module holds it, and no gradient is one
-            entry.alias, entry.version = tensor, version
+        if native != NULL:
+            entry.version, entry.held = facts.version, _native.hold(native)
+        elif type(tensor) is _parameter_type:  # its module holds it, and no gradient is one
+            entry.given_alias, entry.version = tensor, facts.version
         else:
-            entry.alias = call_method(&_detached, tensor)
-            entry.version = ask(&_version_of, entry.alias)  # below autograd it has a version of its own
+            entry.given_alias = call_method(&_detached, tensor)
+            entry.version = ask(&_version_of, entry.given_alias)  # below autograd it has a version of its own
         self.devices.num_pending += 1
         queue._pending.append(entry)
         queue._pending_bytes += self.num_bytes
         if len(queue._pending) >= queue.most_rows or queue._pending_bytes >= queue.most_bytes:
-            self.flush(tensor.device, queue)
+            self.flush()
         return values
 
 
@@ -496,7 +640,14 @@ cdef class HostKernel:
 
 cdef bint _is_clear() except -1:
     """Whether nobody sees or changes what we do with tensors: no dispatch mode, no transform."""
-    return call_function(&_modes_of_dispatch) == 0 and _transforms() is None
+    if _native != NULL:
+        return not _native.is_seen()
+    return call_function(&_modes_of_dispatch) == 0 and not _is_transforming()
+
+
+cdef inline bint _is_transforming() except -1:
+    """`torch_internals.inside_transform`"""
+    return _tls_includes(_TRANSFORMS)
 
 
 cdef enum:
@@ -520,6 +671,7 @@ cdef class Reader:
         self.most_storages = 50_000  # as `taking.MOST_STORAGES`
 
     cdef Form _form_of(self, object tensor, DLTensor* told):
+        """None where it is not known, and there is no object to ask."""
         cdef char key[16 + 16 * MOST_DIMS]
         cdef Py_ssize_t size = 16 + 16 * told.ndim, number
         cdef uint64_t mixed = <uint64_t>told.ndim
@@ -541,6 +693,8 @@ cdef class Reader:
         name = PyBytes_FromStringAndSize(key, size)
         known = self._told.get(name)
         if known is None:
+            if tensor is None:
+                return None
             if len(self._told) >= self.most_storages:
                 memset(self._recent, 0, sizeof(self._recent))
                 self._told.clear()
@@ -558,49 +712,113 @@ cdef class Reader:
 
     cdef Taken _take(self, object slot, object tensor, bint is_undefined, bint is_clear, long long version):
         """`version` is -1 where it has to be asked for."""
-        cdef DLTensor told
-        cdef Values known, values
-        cdef Form form
-        cdef unsigned long long address
-        cdef int mirrors
-        if is_undefined or (type(tensor) is not _tensor_type and type(tensor) is not _parameter_type):
+        cdef TensorFacts facts
+        if is_undefined or not _is_plain(tensor):
             return self._look(slot, tensor, is_undefined)
+        if _native != NULL:
+            if not _native.look(_of(tensor), &facts):
+                return self._look(slot, tensor, False)
+            return self._take_known(slot, tensor, _of(tensor), None, &facts, is_clear)
         try:
             storage = call_method(&_storage_of, tensor)
-            if version < 0:
-                version = ask(&_version_of, tensor)
-            _exchange.tensor_from_object(<void*>tensor, &told)
+            facts.version = ask(&_version_of, tensor) if version < 0 else version
+            _exchange.tensor_from_object(<void*>tensor, &facts.told)
         except (RuntimeError, BufferError):  # no memory, no version or no shape: a rare kind
-            return self._look(slot, tensor, is_undefined)
-        if told.ndim > MOST_DIMS:
-            return self._look(slot, tensor, is_undefined)
-        identity = ask(&_storage_address, storage)
-        address = <unsigned long long>told.data + told.byte_offset
-        form = self._form_of(tensor, &told)
-        mirrors = 1 if call_method(&_neg_of, tensor) is True else 0
-        if form.is_complex and _is_conj(tensor):
-            mirrors += 2
+            return self._look(slot, tensor, False)
+        if facts.told.ndim > MOST_DIMS:
+            return self._look(slot, tensor, False)
+        facts.storage = <void*><size_t>ask(&_storage_address, storage)
+        facts.requires_grad = ask(&_requires_grad_of, tensor) is True
+        facts.mirrors = 1 if call_method(&_neg_of, tensor) is True else 0
+        if facts.told.dtype.code == COMPLEX and _is_conj(tensor):
+            facts.mirrors += 2
+        return self._take_known(slot, tensor, NULL, storage, &facts, is_clear)
+
+    cdef Taken _take_gradient(self, object slot, const void* native, object through, bint is_clear):
+        """Take down a gradient that is no object yet, as a view where one lies between; None where it has not as many elements."""
+        cdef TensorFacts facts
+        cdef int64_t sizes[2 * MOST_DIMS]
+        cdef Taken taken = None
+        if _native.look(native, &facts) and (through is None or _see_through(&facts, through, sizes)):
+            taken = self._take_known(slot, None, native, None, &facts, is_clear)
+        if taken is not None:
+            return taken
+        gradient = _object_of(native)
+        if through is not None:
+            if not _is_possible(gradient, through):
+                return None
+            gradient = _as_view(gradient, through)
+        return self._take(slot, gradient, False, is_clear, -1)
+
+    cdef Taken _take_known(self, object slot, object tensor, const void* native, object storage, TensorFacts* facts, bint is_clear):
+        """The rest, where the facts of a tensor are known; None where it has to be an object and is None."""
+        cdef unsigned long long address = <unsigned long long>facts.told.data + facts.told.byte_offset
+        cdef Form form = self._form_of(tensor, &facts.told)
+        cdef Values known, values
+        if form is None:
+            return None
+        identity = <size_t>facts.storage
         known = values = <Values>self._seen.get(identity)
         while values is not None:
-            if values.form is form and values.address == address and values.version == version and values.mirrors == mirrors:
-                return _taken(slot, form, values, ask(&_requires_grad_of, tensor) is True)
+            if values.form.order == form.order and values.address == address and values.version == facts.version and values.mirrors == facts.mirrors:
+                return _taken(slot, form, values, facts.requires_grad)
             values = values.next
         if not address or form.note:
-            return self._look(slot, tensor, is_undefined)
-        if is_clear and not mirrors and not address & 7 and type(form.take_aligned) is Aligned:
-            values = (<Aligned>form.take_aligned).take(tensor, &told, address, version)
-        elif form.is_on_host and self._host_kernel is not None and form.is_contiguous and not (mirrors or form.is_complex) and form.numel:
+            return None if tensor is None else self._look(slot, tensor, False)
+        if is_clear and not facts.mirrors and not address & 7 and type(form.take_aligned) is Aligned:
+            values = (<Aligned>form.take_aligned).take(tensor, native, facts, form, address)
+        elif self._host_kernel is not None and form.is_on_host and form.is_contiguous and form.numel and not (facts.mirrors or form.is_complex):
             values = self._host_kernel.read(form, address)
         if values is None:
-            base = self._base(known, version, address, form) if self._keeps_views and known is not None and not mirrors else None
+            if tensor is None:
+                return None
+            base = None
+            if self._keeps_views and known is not None and not facts.mirrors:
+                base = self._base(known, facts.version, address, form)
             values = self._read(tensor, form, base)
-        values.version, values.address, values.form, values.mirrors, values.next = version, address, form, mirrors, known
+        values.version, values.address, values.form, values.mirrors, values.next = facts.version, address, form, facts.mirrors, known
         if known is None:
             if len(self._seen) >= self.most_storages:
                 self.forget()
-            self._references.append(storage._weak_ref())
+            self._references.append(storage._weak_ref() if storage is not None else <size_t>_native.weak_reference(facts.storage))
         self._seen[identity] = values
-        return _taken(slot, form, values, ask(&_requires_grad_of, tensor) is True)
+        return _taken(slot, form, values, facts.requires_grad)
+
+
+cdef bint _see_through(TensorFacts* facts, object through, int64_t* sizes) except -1:
+    """Make the facts of a gradient those of a view of it (`_as_view`), in room for twice as many sizes as there may be; False where torch
+    has to be asked.
+    """
+    cdef DLTensor* told = &facts.told
+    cdef Py_ssize_t number
+    cdef int64_t stride = 1
+    if facts.mirrors:
+        return False
+    facts.requires_grad = False
+    if through is True:
+        if told.ndim != 2:
+            return False
+        sizes[0], sizes[1], sizes[2], sizes[3] = told.shape[1], told.shape[0], told.strides[1], told.strides[0]
+        told.shape, told.strides = sizes, sizes + 2
+        return True
+    for number in range(told.ndim - 1, -1, -1):
+        if told.strides[number] != stride:
+            return False
+        stride *= told.shape[number]
+    if len(<tuple>through) > MOST_DIMS or math.prod(through) != stride:
+        return False
+    told.ndim = <int32_t>len(<tuple>through)
+    told.shape, told.strides = sizes, sizes + told.ndim
+    stride = 1
+    for number in range(told.ndim - 1, -1, -1):
+        sizes[number] = (<tuple>through)[number]
+        told.strides[number] = stride
+        stride *= sizes[number]
+    return True
+
+
+cdef bint _is_possible(object gradient, object through) except -1:
+    return through is True or gradient.numel() == math.prod(through)
 
 
 cdef enum:  # the places in a `device_layouts.Layout`
@@ -613,14 +831,10 @@ def unchanged(list pending, lose):
     """Those that nobody has written to since they were taken, with those of one group together; of the others, `lose` is told."""
     cdef Pending entry
     cdef dict groups = {}
-    cdef unsigned long long address
-    cdef long long version
     for entry in pending:
-        if entry.version != -1:
-            version, address = ask(&_version_of, entry.alias), call_method(&_address_of, entry.alias)
-            if version != entry.version or address != entry.address:
-                lose(entry.values)
-                continue
+        if not entry.is_unchanged():
+            lose(entry.values)
+            continue
         group = <object>PyTuple_GET_ITEM(entry.layout, GROUP)
         members = groups.get(group)
         if members is None:
@@ -771,7 +985,35 @@ cdef object _remembered(dict known, object key, object value):
 # ---- MessagePack
 
 
-cdef const char* DIGITS = b"0123456789abcdef"
+cdef extern from *:
+    """
+    /* The bytes of a number, the highest first. */
+    static uint64_t swapped(uint64_t value) {
+    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        return value;
+    #else
+        value = (value & 0x00FF00FF00FF00FFu) << 8 | (value >> 8 & 0x00FF00FF00FF00FFu);
+        value = (value & 0x0000FFFF0000FFFFu) << 16 | (value >> 16 & 0x0000FFFF0000FFFFu);
+        return value << 32 | value >> 32;
+    #endif
+    }
+    /* Its sixteen hexadecimal digits, eight at a time. */
+    static uint64_t digits(uint64_t value) {
+        uint64_t above;
+        value = (value & 0xFFFF) | (value & 0xFFFF0000u) << 16;
+        value = (value & 0x000000FF000000FFu) | (value & 0x0000FF000000FF00u) << 8;
+        value = (value & 0x000F000F000F000Fu) | (value & 0x00F000F000F000F0u) << 4;
+        above = (value + 0x0606060606060606u) >> 4 & 0x0101010101010101u;
+        return value + 0x3030303030303030u + above * 39;
+    }
+    static void spread(uint64_t value, char* place) {
+        uint64_t high = swapped(digits(value >> 32)), low = swapped(digits(value & 0xFFFFFFFFu));
+        memcpy(place, &high, 8);
+        memcpy(place + 8, &low, 8);
+    }
+    """
+    uint64_t swapped(uint64_t)
+    void spread(uint64_t, char*)
 
 
 @cython.final
@@ -811,10 +1053,9 @@ cdef class _Buffer:
 
     cdef inline int big(self, uint8_t mark, uint64_t value, int width) except -1:
         cdef char* place = self.more(1 + width)
-        cdef int number
+        value = swapped(value << (64 - 8 * width))
         place[0] = <char>mark
-        for number in range(width):
-            place[1 + number] = <char>(value >> (8 * (width - 1 - number)))
+        memcpy(place + 1, &value, width)
         return 0
 
     cdef inline int count(self, uint64_t value) except -1:
@@ -860,9 +1101,7 @@ cdef class _Buffer:
 
     cdef int hexadecimal(self, uint64_t value) except -1:
         cdef char* place = self.more(16)
-        cdef int number
-        for number in range(16):
-            place[number] = DIGITS[<int>(value >> (60 - 4 * number)) & 15]
+        spread(value, place)
         return 0
 
 
@@ -1099,22 +1338,65 @@ cdef list _results(object value):
 
 
 cdef object _next_sequence_number = torch._C._autograd._get_sequence_nr
-cdef object _graph_task = torch._C._current_graph_task_id
 cdef object _current_node = torch._C._current_autograd_node
 cdef unsigned long long ACCUMULATE_GRAD = 2**64 - 1
+
+
+cdef inline long long _task() except? -2:
+    """The backward pass that is under way; -1 where there is none."""
+    return _native.graph_task() if _native != NULL else call_function(&_task_now)
+
+
+cdef inline bint _is_grad_on() except -1:
+    return _native.state() & GRAD if _native != NULL else call_function(&_grad_now) is True
 
 
 @cython.final
 @cython.no_gc
 cdef class Edges:
     cdef dict nodes
-    cdef public dict leaves
+    cdef dict leaves
     cdef set bases
     cdef list found
     cdef unsigned long long first
+    cdef void* native  # the same past Python, where inputs are numbered as they are found
+    cdef list others  # the slots of the numbers after those
+
+    def __dealloc__(self):
+        if self.native != NULL:
+            _native.free_edges(self.native)
+
+    cpdef add_leaf(self, tensor, slot):
+        """Tell of a leaf that is no argument of the call."""
+        if self.native == NULL:
+            self.leaves.setdefault(<size_t><void*>tensor, slot)
+            return
+        if self.others is None:
+            self.others = []
+        _native.add_leaf(self.native, _of(tensor), len(self.found) + len(self.others))
+        self.others.append(slot)
+
+    cdef object slot_of(self, Py_ssize_t number):
+        cdef Py_ssize_t count = len(self.found)
+        return <object>PyTuple_GET_ITEM(self.found[number], 0) if number < count else self.others[number - count]
+
+
+cdef Edges _native_edges_of(list found):
+    cdef Edges edges = Edges.__new__(Edges)
+    cdef Py_ssize_t number
+    edges.found = found
+    edges.native = _native.new_edges()
+    if edges.native == NULL:
+        raise MemoryError()
+    for number in range(len(found)):
+        _native.add_edge(edges.native, _of(<object>PyTuple_GET_ITEM(found[number], 1)), <int32_t>number)
+    _native.begin_call(edges.native)
+    return edges
 
 
 cdef Edges _edges_of(list found):
+    if _native != NULL:
+        return _native_edges_of(found)
     cdef Edges edges = Edges.__new__(Edges)
     cdef list bases = None
     cdef dict leaves = {}, nodes = {}
@@ -1186,7 +1468,7 @@ cdef class BackwardOfCall:
                 self._hand_over(unfinished)
 
     cdef _Pass _pass(self):
-        cdef long long task = _graph_task()
+        cdef long long task = _task()
         cdef _Pass current
         if self.current is not None and self.task == task:
             return self.current
@@ -1203,43 +1485,53 @@ cdef class BackwardOfCall:
             self.others[task] = current
         return current
 
-    cdef int _enter(self, _Pass current, tuple slots, tuple shape, tuple gradients, bint is_clear) except -1:
+    cdef int _enter(self, _Pass current, tuple slots, tuple shape, tuple gradients, const void* native, bint is_clear) except -1:
         cdef Taken taken
         cdef Py_ssize_t number
         for item in slots:
             number, slot = <object>(<tuple>item)[0], <object>(<tuple>item)[1]
-            gradient = gradients[number] if number < len(gradients) else None
-            if gradient is None:
+            if not _is_there(gradients, native, number):
                 continue
             for taken in current.inputs:
                 if _are_equal(taken.slot, slot):
                     break
             else:
-                if shape is not None:
-                    if gradient.numel() != math.prod(shape):
-                        continue
-                    gradient = _as_view(gradient, shape)
-                current.inputs.append(self.writer._read_one(slot, gradient, is_clear))
+                taken = self._read(slot, gradients, native, number, shape, is_clear)
+                if taken is not None:
+                    current.inputs.append(taken)
         return 0
 
-    cdef int _leave(self, _Pass current, tuple leaving, tuple gradients, bint is_clear) except -1:
+    cdef int _leave(self, _Pass current, tuple leaving, tuple gradients, const void* native, bint is_clear) except -1:
         cdef long long left
         cdef Py_ssize_t number, place
         cdef bint looks_through = False
         for part in leaving:
             number, place, through = <object>(<tuple>part)[0], <object>(<tuple>part)[1], <object>(<tuple>part)[2]
             looks_through |= through is not None
-            gradient = gradients[number] if number < len(gradients) else None
-            if gradient is not None and through is not None:
-                gradient = _as_view(gradient, through)
             left = <long long>current.parts_left[place] - 1
             current.parts_left[place] = left
             if left == 0 and (current.sums is None or place not in current.sums):
-                if gradient is not None:
-                    current.outputs.append(self.writer._read_one(self.slots[place], gradient, is_clear))
-            else:
-                self._add_part(current, place, gradient, left, is_clear)
+                if _is_there(gradients, native, number):
+                    current.outputs.append(self._read(self.slots[place], gradients, native, number, through, is_clear))
+                continue
+            gradient = None
+            if _is_there(gradients, native, number):
+                gradient = gradients[number] if native == NULL else _object_of(_native.gradient_at(native, number))
+                if through is not None:
+                    gradient = _as_view(gradient, through)
+            self._add_part(current, place, gradient, left, is_clear)
         return looks_through
+
+    cdef Taken _read(self, object slot, tuple gradients, const void* native, Py_ssize_t number, object through, bint is_clear):
+        """A gradient, as a view where one lies between; None where it has not as many elements."""
+        if native != NULL:
+            return self.writer._read_gradient(slot, _native.gradient_at(native, number), through, is_clear)
+        gradient = gradients[number]
+        if through is not None:
+            if not _is_possible(gradient, through):
+                return None
+            gradient = _as_view(gradient, through)
+        return self.writer._read_one(slot, gradient, is_clear)
 
     cdef int _add_part(self, _Pass current, Py_ssize_t place, object gradient, long long left, bint is_clear) except -1:
         if current.sums is None:
@@ -1276,6 +1568,12 @@ cdef class BackwardOfCall:
         if current.inputs or current.outputs:
             self.writer.finish_pass(self.call, current.inputs, current.outputs)
         return 0
+
+
+cdef inline bint _is_there(tuple gradients, const void* native, Py_ssize_t number) except -1:
+    if native != NULL:
+        return _native.gradient_at(native, number) != NULL
+    return number < len(gradients) and gradients[number] is not None
 
 
 cdef object _sum(object earlier, object gradient):
@@ -1316,35 +1614,39 @@ cdef class Hook:
         self.not_in = -1
 
     def __call__(self, gradients, entered=None):
+        self._call(gradients, gradients if entered is None else entered, NULL, NULL)
+
+    cdef int _call(self, tuple gradients, tuple entered, const void* native, const void* native_entered) except -1:
         cdef Observer writer = self.backward.writer
         session = writer.session()
         if session is None or not session._is_active or not session._is_recording:
-            return
+            return 0
         try:
             guard = _shut_eyes()
             try:
-                self._take(writer, gradients, gradients if entered is None else entered)
+                self._take(writer, gradients, entered, native, native_entered)
             finally:
-                _leave_guard(guard)
+                _open_eyes(guard)
         except Exception as error:
             session.failed("record a backward call", error)
+        return 0
 
-    cdef int _take(self, Observer writer, tuple gradients, tuple entered) except -1:
+    cdef int _take(self, Observer writer, tuple gradients, tuple entered, const void* native, const void* native_entered) except -1:
         cdef BackwardOfCall backward = self.backward
         cdef _Pass current
-        if self.not_in != -1 and self.not_in == <long long>_graph_task():
+        if self.not_in != -1 and self.not_in == _task():
             return 0
         is_clear = _is_clear()
-        writer._acquire()
+        writer._lock.take()
         try:
             current = backward._pass()
             if self.entering is not None:
-                backward._enter(current, self.entering, self.shape, entered, is_clear)
-            if self.leaving is not None and backward._leave(current, self.leaving, gradients, is_clear) and _is_grad_enabled():
+                backward._enter(current, self.entering, self.shape, entered, native_entered, is_clear)
+            if self.leaving is not None and backward._leave(current, self.leaving, gradients, native, is_clear) and _is_grad_on():
                 self._look_no_more()
             backward._event(current)
         finally:
-            writer._release()
+            writer._lock.leave()
         return 0
 
     cdef int _look_no_more(self) except -1:
@@ -1363,11 +1665,16 @@ cdef class Hook:
                 kept.append(part)
                 continue
             hook = Hook.__new__(Hook)
-            hook.backward, hook.leaving, hook.not_in = self.backward, ((0, place, None),), _graph_task()
+            hook.backward, hook.leaving, hook.not_in = self.backward, ((0, place, None),), _task()
             following[number][0].register_hook(hook)
             self.backward.num_events += 1
         self.leaving = tuple(kept)
         return 0
+
+
+cdef int _hook_called(void* hook, const void* left, const void* entered) except -1:
+    """What a node calls past Python."""
+    return (<Hook>hook)._call(None, None, left, entered)
 
 
 cdef bint _is_owned(object node, unsigned long long first, unsigned long long last) except -1:
@@ -1452,9 +1759,13 @@ cdef tuple _shared_slots(list slots):
 
 cdef int _watch_backward(Observer writer, OpenCall call, Edges edges, list results) except -1:
     """Hook the nodes that a finished call owns."""
-    cdef unsigned long long first = edges.first, last = _next_sequence_number()
+    cdef unsigned long long first, last
     cdef Owned owned
-    cdef bint looks_through
+    # What lies inside a module the user can get hold of, and hook; not what lies inside a call of torch.
+    cdef bint looks_through = edges.bases is None and call.level == "api" and not call.op.startswith("Function.")
+    if edges.native != NULL:
+        return _watch_natively(writer, call, edges, results, looks_through)
+    first, last = edges.first, _next_sequence_number()
     if first == last:
         return 0
     owned = Owned.__new__(Owned)
@@ -1471,13 +1782,118 @@ cdef int _watch_backward(Observer writer, OpenCall call, Edges edges, list resul
                     owned.add(node, ask(&_place_of, base), _one(_slot_type("input", (*slot.path, "base"))))
     if not owned.nodes:
         return 0
-    # What lies inside a module the user can get hold of, and hook; not what lies inside a call of torch.
-    looks_through = edges.bases is None and call.level == "api" and not call.op.startswith("Function.")
     watched = _watched(edges, last, owned, looks_through)
     if watched is None:
         watched = _watched(edges, last, owned, False)
     _hook_all(writer, call, <list>watched, owned, _behind_a_view(owned, results, first, last))
     return 0
+
+
+cdef int _watch_natively(Observer writer, OpenCall call, Edges edges, list results, bint looks_through) except -1:
+    cdef const void* few[16]
+    cdef const void** tensors = few
+    cdef Py_ssize_t number, count = len(results)
+    cdef Plan plan
+    if count > 16:
+        tensors = <const void**>malloc(count * sizeof(void*))
+        if tensors == NULL:
+            raise MemoryError()
+    try:
+        for number in range(count):
+            tensors[number] = _of(<object>PyTuple_GET_ITEM(results[number], 1))
+        _native.plan_call(edges.native, tensors, <int32_t>count, looks_through, &plan)
+    finally:
+        if tensors != few:
+            free(tensors)
+    if plan.count:
+        _hook_planned(writer, call, edges, results, &plan)
+    return 0
+
+
+cdef int _hook_planned(Observer writer, OpenCall call, Edges edges, list results, Plan* plan) except -1:
+    cdef BackwardOfCall backward = BackwardOfCall.__new__(BackwardOfCall)
+    cdef Hook hook
+    cdef list slots = [], num_parts = []
+    cdef const Watched* watched
+    cdef int32_t number
+    backward.writer, backward.call = writer, call
+    for number in range(plan.count):
+        watched = &plan.watched[number]
+        if watched.entering == -1 and not watched.num_leaving:
+            continue
+        hook = Hook.__new__(Hook)
+        hook.backward = backward
+        backward.num_events += 1
+        if watched.entering != -1:
+            hook.entering = _planned_entering(plan, watched, results)
+        if not watched.num_leaving:
+            _native.hook_before(watched.node, <void*>hook)
+            continue
+        hook.leaving = _planned_leaving(plan, watched, edges, slots, num_parts)
+        if plan.behind == watched.node:
+            hook.entering, hook.shape = _behind(results)
+            plan.behind = NULL
+        _native.hook_after(watched.node, <void*>hook)
+    if plan.behind != NULL:
+        hook = Hook.__new__(Hook)
+        hook.backward = backward
+        hook.entering, hook.shape = _behind(results)
+        backward.num_events += 1
+        _native.hook_before(plan.behind, <void*>hook)
+    backward.slots, backward.num_parts = _shared_slots(slots), tuple(num_parts)
+    return 0
+
+
+cdef tuple _behind(list results):
+    """Where the gradient of the one result enters behind its view, and in which shape."""
+    slot, tensor = <tuple>results[0]
+    return _shared(0, _renamed(_inputs_of, "input", slot)), tuple(tensor.shape)
+
+
+cdef tuple _planned_entering(Plan* plan, const Watched* watched, list results):
+    cdef const Entering* entering = &plan.entering[watched.entering]
+    cdef int32_t number
+    if watched.num_entering == 1:
+        return _shared(entering.place, _slot_entering(entering, results))
+    return tuple([(plan.entering[number].place, _slot_entering(&plan.entering[number], results))
+                  for number in range(watched.entering, watched.entering + watched.num_entering)])
+
+
+cdef object _slot_entering(const Entering* entering, list results):
+    slot = <object>PyTuple_GET_ITEM(results[entering.result], 0)
+    return _one(_slot_type("input", (*slot.path, "base"))) if entering.is_base else _renamed(_inputs_of, "input", slot)
+
+
+cdef tuple _planned_leaving(Plan* plan, const Watched* watched, Edges edges, list slots, list num_parts):
+    cdef const Leaving* leaving
+    cdef int32_t number
+    cdef list parts = []
+    for number in range(watched.leaving, watched.leaving + watched.num_leaving):
+        leaving = &plan.leaving[number]
+        view = None
+        if leaving.view == TRANSPOSED:
+            view = True
+        elif leaving.view == RESHAPED:
+            view = tuple((<object>PyTuple_GET_ITEM(edges.found[leaving.input], 1)).shape)
+        parts.append((leaving.place, _place_among(slots, num_parts, _passed_on(edges.slot_of(leaving.input))), view))
+    return tuple(parts)
+
+
+cdef enum:  # of `Leaving.view`
+    RESHAPED = 1
+    TRANSPOSED = 2
+
+
+cdef Py_ssize_t _place_among(list slots, list num_parts, object slot) except -1:
+    """The place of a slot that one more part of a gradient goes to."""
+    cdef Py_ssize_t place
+    for place in range(len(slots)):
+        if _are_equal(slots[place], slot):
+            num_parts[place] += 1
+            return place
+    slots.append(slot)
+    num_parts.append(1)
+    return len(slots) - 1
 
 
 cdef list _watched(Edges edges, unsigned long long last, Owned owned, bint looks_through):
@@ -1599,15 +2015,7 @@ cdef int _hook_all(Observer writer, OpenCall call, list watched, Owned owned, tu
             continue
         leaving = []
         for number, slot, view in <list>given:
-            for place in range(len(slots)):
-                if _are_equal(slots[place], slot):
-                    num_parts[place] += 1
-                    break
-            else:
-                place = len(slots)
-                slots.append(slot)
-                num_parts.append(1)
-            leaving.append((number, place, view))
+            leaving.append((number, _place_among(slots, num_parts, slot), view))
         hook.leaving = tuple(leaving)
         if behind is not None and behind[0] is node:
             hook.entering, hook.shape, behind = behind[1], behind[2], None
@@ -1866,12 +2274,60 @@ cdef bint _writes_by_name(dict kwargs) except -1:
     return bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace")) or kwargs.get("max_norm") is not None)
 
 
+cdef inline bint _is_tracing() except -1:
+    return _native.state() & TRACING if _native != NULL else _tracing_state() is not None
+
+
+cdef int _state_now() except -1:
+    """As `state` of the table, without TRACING."""
+    if _native != NULL:
+        return _native.state()
+    if call_function(&_any_autocast_now) is True:
+        return AUTOCAST
+    return (
+        (GRAD if call_function(&_grad_now) is True else 0)
+        + (INFERENCE if call_function(&_inference_now) is True else 0)
+        + (DETERMINISTIC if call_function(&_deterministic_now) is True else 0)
+    )
+
+
 cdef object _version_now(object tensor):
     """The version of a tensor; an inference tensor has none."""
+    cdef int64_t version
+    if _native != NULL:
+        version = _native.version_of(_of(tensor))
+        return version if version != -1 else None
     try:
         return ask(&_version_of, tensor)
     except RuntimeError:
         return None
+
+
+@cython.final
+cdef class Lock:
+    """A lock that whoever holds it may take again. It is only looked at with the GIL held, so that a free one is taken at no cost."""
+
+    cdef unsigned long owner
+    cdef long long depth
+
+    cdef int take(self) except -1:
+        cdef unsigned long thread = PyThread_get_thread_ident()
+        while self.depth and self.owner != thread:
+            with nogil:
+                usleep(50)
+            PyErr_CheckSignals()
+        self.owner = thread
+        self.depth += 1
+        return 0
+
+    cdef void leave(self) noexcept:
+        self.depth -= 1
+
+    def __enter__(self):
+        self.take()
+
+    def __exit__(self, *error):
+        self.leave()
 
 
 cdef class Observer:
@@ -1883,7 +2339,7 @@ cdef class Observer:
     cdef public object _selection
     cdef public object _modules
     cdef public object _stacks
-    cdef object _lock, _acquire, _release
+    cdef Lock _lock
     cdef public dict begun
     cdef public object _outbox
     cdef public long long _order, _step, num_functions
@@ -1903,7 +2359,7 @@ cdef class Observer:
 
     @lock.setter
     def lock(self, lock):
-        self._lock, self._acquire, self._release = lock, lock.acquire, lock.release
+        self._lock = lock
 
     cdef int _look_around(self) except -1:
         """Find the modules that run on this thread, and the calls that stand around: the same lists as long as the thread lives."""
@@ -1915,6 +2371,12 @@ cdef class Observer:
 
     cdef Taken _read_one(self, object slot, object tensor, bint is_clear):
         cdef Taken taken = self.tensors._take(slot, tensor, False, is_clear, -1)
+        if not self.is_patient and self._devices.num_pending:
+            self._devices.flush()
+        return taken
+
+    cdef Taken _read_gradient(self, object slot, const void* native, object through, bint is_clear):
+        cdef Taken taken = self.tensors._take_gradient(slot, native, through, is_clear)
         if not self.is_patient and self._devices.num_pending:
             self._devices.flush()
         return taken
@@ -1931,7 +2393,7 @@ cdef class Observer:
 
     cdef OpenCall _open(self, _Facts facts, tuple args, dict kwargs, str level, object frame):
         cdef str op = facts.op
-        cdef bint in_backward = call_function(&_task_now) != -1
+        cdef bint in_backward = _task() != -1
         cdef bint recompute = in_backward and _is_recompute()
         cdef bint is_operation = level == "op"
         cdef OpenCall opened
@@ -1970,7 +2432,7 @@ cdef class Observer:
             opened.versions = [_version_now(tensor) for _, tensor in found]
             if self._wants_forward if phase == "forward" else self._wants_backward:
                 opened.inputs = self._take_all(found, opened.versions, False, is_clear)
-        if not is_operation and call_function(&_grad_now) is True and (is_clear or _transforms() is None):
+        if not is_operation and _is_grad_on() and (is_clear or not _is_transforming()):
             opened.edges = _edges_of(found)
         return opened
 
@@ -1993,14 +2455,14 @@ cdef class Observer:
         return index
 
     cdef tuple _modes(self, list found, object module):
-        if call_function(&_any_autocast_now) is True:
+        cdef int number, now = _state_now()
+        if now & AUTOCAST:
             return _mode_row(found, module)
         training = module.training if module is not None else None
-        cdef int number = 2 if training is None else training is True
+        number = 2 if training is None else training is True
         if training is not None and training is not True and training is not False:
             return _mode_row(found, module)
-        number = 2 * (2 * (2 * number + (call_function(&_grad_now) is True)) + (call_function(&_inference_now) is True))
-        number += call_function(&_deterministic_now) is True
+        number = 8 * number + (now & (GRAD | INFERENCE | DETERMINISTIC))
         row = self._mode_rows[number]
         if row is None:
             row = self._mode_rows[number] = _mode_row(found, module)
@@ -2014,7 +2476,7 @@ cdef class Observer:
         cdef long long version = -1
         if self._picks_slots:
             found, versions = [(slot, tensor) for slot, tensor in found if self._selection.wants_slot(slot)], None
-        self._acquire()
+        self._lock.take()
         try:
             for number in range(len(found)):
                 item = found[number]
@@ -2026,7 +2488,7 @@ cdef class Observer:
             if not self.is_patient and self._devices.num_pending:
                 self._devices.flush()
         finally:
-            self._release()
+            self._lock.leave()
         return taken
 
     def take(self, list found, *, bint is_undefined=False):
@@ -2065,7 +2527,7 @@ cdef class Observer:
         for number in range(len(opened.found)):
             slot, tensor = <tuple>opened.found[number]
             version = opened.versions[number]
-            if (opened.written and slot.path[0] in opened.written) or (version is not None and ask(&_version_of, tensor) != version):
+            if (opened.written and slot.path[0] in opened.written) or (version is not None and _version_now(tensor) != version):
                 self.tensors.forget_storage(tensor)
                 if returned is None:
                     returned = {<size_t><void*>kept for _, kept in results}
@@ -2093,7 +2555,7 @@ cdef class Observer:
         draft.op, draft.index, draft.phase, draft.level = call.op, call.index, phase, call.level
         draft.module, draft.parent, draft.arguments, draft.modes = call.module, call.parent, self._encoded(arguments), call.modes
         draft.slots, draft.stack, draft.recompute, draft.step = tuple(slots), call.stack, call.recompute, self._step
-        self._acquire()
+        self._lock.take()
         try:
             draft.order = self._order
             self._order += 1
@@ -2103,7 +2565,7 @@ cdef class Observer:
             else:
                 self._outbox.write(draft)
         finally:
-            self._release()
+            self._lock.leave()
 
     cdef object _encoded(self, object arguments):
         """Arguments as the sink will write them, if it takes rows: bytes are nothing for Python's garbage collector."""
@@ -2336,9 +2798,9 @@ cdef class ModuleCaller:
 
     cdef bint _is_plain(self, object session, object module) except -1:
         """Whether it is neither compiled nor fused nor taken whole, and calls of this thread are seen."""
-        if session._has_units or (session._thread != PyThread_get_thread_ident() and call_function(&_task_now) == -1):
+        if session._has_units or (session._thread != PyThread_get_thread_ident() and _task() == -1):
             return False
-        if _tracing_state() is not None or "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+        if _is_tracing() or "_orig_mod" in module._modules or module._compiled_call_impl is not None:
             return False
         return module.training is True or not isinstance(module, _fused_modules)
 
@@ -2376,7 +2838,7 @@ cdef class ModuleCaller:
                 if opened is not None and opened.edges is not None:
                     self._add_parameters(opened, <Edges>opened.edges, module)
             finally:
-                _leave_guard(guard)
+                _open_eyes(guard)
         except Exception as error:
             self.session.failed(f"record the inputs of {op}", error)
         return opened
@@ -2387,7 +2849,7 @@ cdef class ModuleCaller:
             return 0
         for name, parameter in (<dict>module._parameters).items():
             if parameter is not None and ask(&_requires_grad_of, parameter) is True:
-                edges.leaves.setdefault(<size_t><void*>parameter, _parameter_slot(name))
+                edges.add_leaf(parameter, _parameter_slot(name))
         return 0
 
 
@@ -2400,7 +2862,7 @@ cdef int _close_call(object session, OpenCall opened, object result) except -1:
             observer = session._recorder
             observer.close(opened, result)
         finally:
-            _leave_guard(guard)
+            _open_eyes(guard)
     except Exception as error:
         session.failed(f"record the outputs of {opened.op}", error)
     return 0
@@ -2448,8 +2910,8 @@ cdef class Handler:
         cdef Observer observer
         cdef str op = facts.op
         session = self.session
-        if not session._is_recording or _tracing_state() is not None or (
-            session._thread != PyThread_get_thread_ident() and <long long>_graph_task() == -1
+        if not session._is_recording or _is_tracing() or (
+            session._thread != PyThread_get_thread_ident() and _task() == -1
         ):
             return None
         if facts.is_silent or session._names_operators:
@@ -2464,7 +2926,7 @@ cdef class Handler:
                 if observer._devices.num_pending and (not facts.is_reader or _writes_by_name(kwargs)):
                     observer.before(op, args, kwargs)
             finally:
-                _leave_guard(guard)
+                _open_eyes(guard)
         except Exception as error:
             session.failed(f"record the inputs of {op}", error)
         return None
@@ -2476,7 +2938,6 @@ cdef object _transpose = torch._C.TensorBase.t
 cdef object _reshape = torch._C.TensorBase.reshape
 cdef object _clone = torch._C.TensorBase.clone
 cdef object _add = torch._C.TensorBase.add
-cdef object _is_grad_enabled = torch._C.is_grad_enabled
 
 from ulpscope.capture import calls as _calls
 from ulpscope.capture import stacks as _stacks

@@ -33,6 +33,10 @@ class Edges:
         self.bases: set[int] = set()
         self.first = 0
 
+    def add_leaf(self, tensor: torch.Tensor, slot: Slot) -> None:
+        """Tell of a leaf that is no argument of the call."""
+        self.leaves.setdefault(id(tensor), slot)
+
 
 def edges_of(found: Iterable[Found]) -> Edges:
     """The gradient edges of the differentiable tensors among `found`, and the sequence number at which the call begins."""

@@ -15,7 +15,7 @@ import numpy as np
 from ulpscope.model import dtype
 from ulpscope.numerics.casting import real_dtype
 
-__all__ = ["CHUNK", "COLUMNS", "FIELDS", "JOINED", "RATIO", "Layout", "layout_of"]
+__all__ = ["CHUNK", "COLUMNS", "FIELDS", "JOINED", "RATIO", "Layout", "layout_of", "merged"]
 
 RATIO = 0xD1342543DE82EF95
 """r of the fingerprint u1 (store format)."""
@@ -88,7 +88,7 @@ def _units(
     shape: tuple[int, ...], strides: tuple[int, ...], element: int, alignment: int, *, in_lines: bool
 ) -> tuple[int, list[int], list[int]] | None:
     """Unit, sizes and steps in units, the innermost first; unit 0 for a run of words. Steps of lines (unit 128) are in words."""
-    sizes, steps = _merged(shape, strides, element)
+    sizes, steps = merged(shape, strides, element)
     if len(sizes) == 1 and steps[0] == 1 and alignment == 8:
         return 0, [], []
     if in_lines and alignment == 8 and sizes[0] % _LINE == 0 and not any(step % 8 for step in steps[1:]) and len(sizes) <= _MOST_DIMS:
@@ -100,7 +100,7 @@ def _units(
     return (unit, sizes, steps) if len(sizes) <= _MOST_DIMS else None
 
 
-def _merged(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> tuple[list[int], list[int]]:
+def merged(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> tuple[list[int], list[int]]:
     """Sizes and steps in bytes, the innermost first and beginning with the bytes of one element."""
     sizes, steps = [element], [1]
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):

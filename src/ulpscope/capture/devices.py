@@ -94,16 +94,16 @@ class Devices(_Counter):
         else:
             device.take(tensor, values, form.numel, layout, address)
             if alignment == 8 and self._store is None:
-                form.take_aligned = self._aligned(device, layout, form)
+                form.take_aligned = self._aligned(place, device, layout, form)
         self.num_pending += 1
         if device.is_full or device.unread or tensor.is_inference():  # of an inference tensor no version tells that somebody wrote to it
             self._flush(place, device)
         return values
 
-    def _aligned(self, device: PendingSummaries, layout: Layout, form: Form) -> Any:
+    def _aligned(self, place: torch.device, device: PendingSummaries, layout: Layout, form: Form) -> Any:
         """How further tensors of this form are taken, in fewer steps."""
         if COMPILED is not None:
-            return COMPILED.Aligned(self, device, layout, form, self._flush)
+            return COMPILED.Aligned(self, device, layout, form, functools.partial(self._flush, place, device))
         return functools.partial(self._take_aligned, device, layout)
 
     def _take_aligned(self, device: PendingSummaries, layout: Layout, tensor: torch.Tensor, form: Form, address: int) -> Values | None:

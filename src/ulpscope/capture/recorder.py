@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ulpscope.capture.calls import may_write
+from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.devices import Devices
 from ulpscope.capture.holding import Outbox
 from ulpscope.capture.modules import ModuleStack
@@ -72,7 +73,7 @@ class CallRecorder(Observer):
         self._modules = modules
         self.is_patient = is_patient
         self._stacks = StackReader(_STACK_DEPTH, boundary=boundary, running=modules.all_running)
-        self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
+        self.lock: contextlib.AbstractContextManager[Any] = threading.RLock() if COMPILED is None else COMPILED.Lock()
         self._local = threading.local()
         self.begun = {}
         self.num_functions = 0

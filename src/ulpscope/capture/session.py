@@ -82,7 +82,7 @@ class CaptureSession(Session):
 
     def _install(self) -> None:
         super()._install()
-        if COMPILED is not None:
+        if COMPILED is not None and not COMPILED.HAS_NATIVE:
             self._patches.hook_registration(COMPILED.Registrar)
         self._patches.single_functions(self._functions, self._around_single)
         if self._level == "module":
@@ -239,7 +239,7 @@ class CaptureSession(Session):
             return
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
-                opened.edges.leaves.setdefault(id(parameter), slot_and_mark("parameter", (name,))[0])
+                opened.edges.add_leaf(parameter, slot_and_mark("parameter", (name,))[0])
 
     def _note_compiled(self, module: torch.nn.Module) -> None:
         path = self._modules.current or type(module).__name__

@@ -70,7 +70,8 @@ class Taking:
         form = self._forms[key] if key in self._forms else self._form(tensor)
         mirrors = tensor.is_neg() + 2 * tensor.is_conj() if form.is_complex else tensor.is_neg()
         while values is not None:
-            if values.form is form and values.address == address and values.version == version and values.mirrors == mirrors:
+            is_same = values.form.order == form.order  # type: ignore[union-attr]
+            if is_same and values.address == address and values.version == version and values.mirrors == mirrors:
                 return Taken(slot, form, values, tensor.requires_grad)
             values = values.next
         if not address or form.note:

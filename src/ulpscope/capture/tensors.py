@@ -10,6 +10,7 @@ What lies on an accelerator is read there, later: its `Values` are filled in pla
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable
 from math import prod
 from typing import Any, Literal, TypeAlias
@@ -18,6 +19,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ulpscope.capture.compiled import COMPILED
+from ulpscope.capture.device_layouts import merged
 from ulpscope.capture.devices import Devices
 from ulpscope.capture.taking import MOST_STORAGES, PLAIN, Taken, Taking, unlink
 from ulpscope.capture.torch_internals import blind, free_weak_reference, is_fake, is_traced, storage_identity, weak_reference
@@ -88,6 +90,8 @@ class TensorReader(Taking):
         self._store = store
         self._devices = devices
         self._keeps_views = keeps_views
+        self._orders: dict[Any, int] = {}
+        self._new_order = itertools.count(1).__next__
         if COMPILED is not None and KERNEL is not None and keep != "tensors":
             self._host_kernel = COMPILED.HostKernel(*addresses_of(KERNEL), keep == "statistics")
 
@@ -177,6 +181,7 @@ class TensorReader(Taking):
         if form is None:
             if len(self._forms) >= MOST_STORAGES:
                 self._forms.clear()
+                self._orders.clear()
             form = self._forms[key] = self._new_form(tensor, strides)
         return form
 
@@ -196,7 +201,18 @@ class TensorReader(Taking):
             form.extent = form.size * (1 + sum((size - 1) * int(stride) for size, stride in zip(shape, strides, strict=True)))
             form.is_contiguous = tensor.is_contiguous()
             form.is_complex = tensor.is_complex()
+        form.order = self._order(form)
         return form
+
+    def _order(self, form: Form) -> int:
+        """The number of those that have the same elements in the same order; what is kept has a shape, and is told apart by it."""
+        if form.note or form.strides is None or self._keep == "tensors":
+            return self._new_order()
+        sizes, steps = merged(form.shape, form.strides, form.size)
+        key = (form.dtype, form.device, *sizes, *steps)
+        if key not in self._orders:
+            self._orders[key] = self._new_order()
+        return self._orders[key]
 
     @staticmethod
     def _bare_form(tensor: torch.Tensor, note: str) -> Form:

@@ -81,7 +81,7 @@ def storage_identity(tensor: torch.Tensor) -> int:
 
 
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
-_transforms = _functorch.peek_interpreter_stack
+_tls_includes, _TRANSFORMS = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 _storages: Any = torch._C.StorageBase
 
 
@@ -106,7 +106,7 @@ def is_stream_capturing() -> bool:
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor with the same storage and version, made unseen. A transform would wrap it into something without memory."""
-    if not _num_dispatch_modes() and _transforms() is None:
+    if not _num_dispatch_modes() and not inside_transform():
         return tensor.detach()
     with blind():
         return tensor.detach()
@@ -114,7 +114,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 def inside_transform() -> bool:
     """Whether a torch.func transform (vmap, grad ...) is active: its tensors have no memory to look at."""
-    return _transforms() is not None
+    return _tls_includes(_TRANSFORMS)  # functorch itself would make a state for this thread, which every later backward pass copies
 
 
 def is_traced(tensor: torch.Tensor) -> bool:

@@ -33,6 +33,7 @@ class Form(msgspec.Struct, gc=False):
     """What tensors of one shape, dtype and device have in common; made once for each.
 
     `numel` counts the reals of complex numbers, `size` is of one element, `extent` the bytes of memory from the first element to the last.
+    Forms of one `order`, at one address, are the same elements in the same order, in other shapes.
     """
 
     dtype: str
@@ -48,6 +49,7 @@ class Form(msgspec.Struct, gc=False):
     is_contiguous: bool = False
     is_complex: bool = False
     layouts: dict[int, Any] = {}
+    order: int = 0
     take_aligned: Any = None  # how its device takes a tensor at an address that is a multiple of 8, once that is known
 
     @property

@@ -31,6 +31,7 @@ _COMMANDS = {
     "show": "Show what a run recorded.",
     "watch": "Draw the curves of a watched run while it trains.",
     "compare-health": "Compare two watched runs: the step at which they part.",
+    "build": "Compile the part of the recorder that fits the installed torch.",
     "migrate": "Say a config.json of msprobe in our words.",
     "demo": "Record, break and compare a tiny model, right here.",
 }
@@ -116,8 +117,15 @@ def _tell_version(context: click.Context, parameter: click.Parameter, asked: boo
 def _recorder_name() -> str:
     """What records, without asking for torch."""
     built = [Path(__file__).parents[1] / "capture" / f"_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
-    is_used = os.environ.get("ULPSCOPE_NO_KERNEL") != "1" and any(path.is_file() for path in built)
-    return "compiled recorder" if is_used else "recorder in Python"
+    if os.environ.get("ULPSCOPE_NO_KERNEL") == "1" or not any(path.is_file() for path in built):
+        return "recorder in Python"
+    from ulpscope._native_home import expected_part, objection
+
+    part = expected_part()
+    if part is None or not os.path.lexists(part.file):
+        return "compiled recorder"
+    problem = objection(part.file)
+    return f"compiled recorder, {f'without what was built, since {problem}' if problem else f'built for torch {part.torch}'}"
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

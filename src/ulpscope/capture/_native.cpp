@@ -1,0 +1,668 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `_compiled.pyx` asks torch thousands of times in a step, past Python: the facts of a tensor, the graph behind a call, hooks on its nodes.
+//
+// It is compiled against the headers of the installed torch, on request (`ulpscope build`), and is only good for that very torch; without it
+// the same is asked in Python. Nothing here knows about records: a table of C functions is handed to `_compiled`, which calls them with the GIL
+// held. Tensors and nodes are passed as addresses and belong to whoever passes them; what `hold_*` and `new_*` return belongs to the caller.
+
+#include <Python.h>
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/version.h>
+
+#include <typeindex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+constexpr int kVersion = 1;  // of `native._VERSION`
+constexpr int64_t kMostDims = 25;  // as `_compiled.MOST_DIMS`
+
+const at::Tensor& as_tensor(const void* tensor) {
+  return *static_cast<const at::Tensor*>(tensor);
+}
+
+// What was thrown becomes an exception of Python, which the caller passes on.
+template <typename Work>
+int guarded(Work work) noexcept {
+  try {
+    work();
+    return 0;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "torch failed without saying why");
+  }
+  return -1;
+}
+
+// ---- tensors
+
+struct TensorFacts {  // begins as DLPack's DLTensor does
+  const void* data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  const int64_t* shape;
+  const int64_t* strides;
+  uint64_t byte_offset;
+  void* storage;
+  int64_t version;
+  int requires_grad, mirrors;
+};
+
+const void* tensor_of(PyObject* object) {
+  return &THPVariable_Unpack(object);
+}
+
+PyObject* object_of(const void* tensor) noexcept {
+  PyObject* object = nullptr;
+  guarded([&] { object = THPVariable_Wrap(as_tensor(tensor)); });
+  return object;
+}
+
+// Kinds without plain memory, or of which somebody else decides what their values are.
+const c10::DispatchKeySet& odd_keys() {
+  using Key = c10::DispatchKey;
+  static const c10::DispatchKeySet keys = c10::DispatchKeySet(
+      {Key::Python, Key::FuncTorchBatched, Key::FuncTorchGradWrapper, Key::Functionalize, Key::ZeroTensor, Key::NestedTensor});
+  return keys;
+}
+
+// 1, or 0 where the tensor is of a kind that has to be asked in Python.
+int look(const void* given, TensorFacts* facts) noexcept {
+  c10::TensorImpl* impl = as_tensor(given).unsafeGetTensorImpl();
+  const auto keys = impl->key_set();
+  if ((keys & odd_keys()).raw_repr() != 0 || !impl->has_storage() || impl->layout() != c10::kStrided || impl->is_inference() ||
+      impl->has_symbolic_sizes_strides() || impl->dim() > kMostDims || c10::isQIntType(c10::typeMetaToScalarType(impl->dtype())) ||
+      impl->is_meta()) {
+    return 0;
+  }
+  const auto& storage = impl->unsafe_storage();
+  const auto device = impl->device();
+  const char* memory = static_cast<const char*>(storage.data());
+  facts->data = memory == nullptr || impl->numel() == 0 ? nullptr : memory + impl->itemsize() * impl->storage_offset();
+  facts->device_type = device.is_cpu() ? 1 : device.is_cuda() ? 2 : 1000 + static_cast<int32_t>(device.type());  // DLPack's, if it has one
+  facts->device_id = device.index();
+  facts->ndim = static_cast<int32_t>(impl->dim());
+  facts->code = static_cast<uint8_t>(c10::typeMetaToScalarType(impl->dtype()));
+  facts->bits = 0;
+  facts->lanes = 0;
+  facts->shape = impl->sizes().data();
+  facts->strides = impl->strides().data();
+  facts->byte_offset = 0;
+  facts->storage = storage.unsafeGetStorageImpl();
+  facts->version = impl->version_counter().current_version();
+  facts->requires_grad = impl->requires_grad();
+  facts->mirrors = (keys.has(c10::DispatchKey::Negative) ? 1 : 0) + (keys.has(c10::DispatchKey::Conjugate) ? 2 : 0);
+  return 1;
+}
+
+// -1 where it has none.
+int64_t version_of(const void* given) noexcept {
+  c10::TensorImpl* impl = as_tensor(given).unsafeGetTensorImpl();
+  return impl->is_inference() ? -1 : static_cast<int64_t>(impl->version_counter().current_version());
+}
+
+int requires_grad(const void* given) noexcept {
+  return as_tensor(given).requires_grad();
+}
+
+// The memory of a tensor that waits to be read, and how to see that somebody wrote to it. The tensor itself is not held: autograd gives a
+// gradient that nobody else holds to its parameter.
+struct Held {
+  c10::intrusive_ptr<c10::StorageImpl> storage;
+  std::optional<c10::VariableVersion> version;  // not below autograd: torch takes a new tensor over only if nobody shares its version
+  c10::ScalarType dtype;
+  int64_t offset;
+};
+
+void* hold(const void* given) noexcept {
+  c10::TensorImpl* impl = as_tensor(given).unsafeGetTensorImpl();
+  auto* held = new (std::nothrow) Held{c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl->unsafe_storage().unsafeGetStorageImpl()), std::nullopt, c10::typeMetaToScalarType(impl->dtype()), impl->storage_offset()};
+  if (held != nullptr && !c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::ADInplaceOrView)) {
+    held->version = impl->version_counter();
+  }
+  return held;
+}
+
+int is_as_taken(const void* given, int64_t version, uint64_t address) noexcept {
+  const Held& held = *static_cast<const Held*>(given);
+  const auto* memory = static_cast<const char*>(held.storage->data()) + c10::elementSize(held.dtype) * held.offset;
+  return reinterpret_cast<uint64_t>(memory) == address &&
+      (!held.version || static_cast<int64_t>(held.version->current_version()) == version);
+}
+
+// A tensor of that memory; it is the caller's.
+PyObject* object_of_held(const void* given, int32_t ndim, const int64_t* shape, const int64_t* strides) noexcept {
+  const Held& held = *static_cast<const Held*>(given);
+  PyObject* object = nullptr;
+  guarded([&] {
+    auto tensor = at::empty({0}, at::TensorOptions(held.storage->device()).dtype(held.dtype));
+    const auto dims = static_cast<size_t>(ndim);
+    tensor.set_(c10::Storage(held.storage), held.offset, {shape, dims}, {strides, dims});
+    object = THPVariable_Wrap(std::move(tensor));
+  });
+  return object;
+}
+
+void let_go(void* held) noexcept {
+  delete static_cast<Held*>(held);
+}
+
+// What `torch.UntypedStorage._weak_ref` gives, and `_free_weak_ref` takes.
+void* weak_reference(void* storage) noexcept {
+  return c10::raw::intrusive_ptr::make_weak(static_cast<c10::StorageImpl*>(storage));
+}
+
+// ---- what holds where a call is made
+
+enum State { kGrad = 1, kInference = 2, kDeterministic = 4, kAutocast = 8, kTracing = 16 };
+
+// Autocast is on for a device where its key is not excluded.
+const c10::DispatchKeySet& autocast_keys() {
+  static const c10::DispatchKeySet keys = [] {
+    c10::DispatchKeySet all;
+    for (const auto device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
+      all = all.add(at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    }
+    return all;
+  }();
+  return keys;
+}
+
+int state() noexcept {
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  int found = 0;
+  if (c10::GradMode::is_enabled()) found |= kGrad;
+  if (c10::InferenceMode::is_enabled()) found |= kInference;
+  if (at::globalContext().deterministicAlgorithms()) found |= kDeterministic;
+  if ((keys.excluded_ & autocast_keys()) != autocast_keys()) found |= kAutocast;
+  if (torch::jit::tracer::isTracing()) found |= kTracing;
+  return found;
+}
+
+int is_seen() noexcept {
+  return c10::impl::TorchDispatchModeTLS::stack_len() != 0 ||
+      c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+int graph_task() noexcept {
+  return torch::autograd::get_current_graph_task_id();
+}
+
+int shut_eyes() noexcept {
+  using at::impl::PythonTorchFunctionTLS;
+  const auto before = PythonTorchFunctionTLS::get_disabled_state();
+  PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  return static_cast<int>(before);
+}
+
+void open_eyes(int before) noexcept {
+  at::impl::PythonTorchFunctionTLS::set_disabled_state(static_cast<at::impl::TorchFunctionDisabledState>(before));
+}
+
+// ---- where the gradients of a call's inputs leave it: `backward.Edges`
+
+struct NodeEdge {
+  NodePtr node;
+  uint32_t place;
+  int32_t input;
+};
+
+struct Edges {
+  std::vector<NodeEdge> nodes;
+  std::vector<std::pair<const void*, int32_t>> leaves;
+  std::vector<std::pair<at::TensorBase, int32_t>> bases;
+  std::unordered_map<const Node*, std::vector<const NodeEdge*>> index;  // of the nodes, where there are many
+  uint64_t first = 0;
+
+  void add(const at::TensorBase& tensor, int32_t input) {
+    const NodePtr& node = tensor.grad_fn();
+    if (node == nullptr) {
+      leaves.emplace_back(tensor.unsafeGetTensorImpl(), input);
+    } else {
+      nodes.push_back({node, static_cast<uint32_t>(tensor.output_nr()), input});
+    }
+  }
+
+  int32_t input_at(const Node* node, uint32_t place) {
+    if (nodes.size() <= 16) {
+      for (const auto& edge : nodes) {
+        if (edge.node.get() == node && edge.place == place) return edge.input;
+      }
+      return -1;
+    }
+    if (index.empty()) {
+      for (const auto& edge : nodes) index[edge.node.get()].push_back(&edge);
+    }
+    const auto known = index.find(node);
+    if (known == index.end()) return -1;
+    for (const auto* edge : known->second) {
+      if (edge->place == place) return edge->input;
+    }
+    return -1;
+  }
+
+  int32_t input_of_leaf(const Node* node) const {
+    const void* variable = static_cast<const AccumulateGrad*>(node)->variable.unsafeGetTensorImpl();
+    for (const auto& leaf : leaves) {
+      if (leaf.first == variable) return leaf.second;
+    }
+    return -1;
+  }
+
+  bool owns(const Node& node, uint64_t last) const {
+    return first <= node.sequence_nr() && node.sequence_nr() < last;
+  }
+};
+
+// Those that are not in use keep the room that they have; only who holds the GIL comes here.
+std::vector<Edges*> spare_edges;
+
+void* new_edges() noexcept {
+  if (spare_edges.empty()) return new (std::nothrow) Edges();
+  Edges* edges = spare_edges.back();
+  spare_edges.pop_back();
+  return edges;
+}
+
+void free_edges(void* given) noexcept {
+  auto* edges = static_cast<Edges*>(given);
+  if (spare_edges.size() == 64 || edges->nodes.capacity() > 1024) {
+    delete edges;
+    return;
+  }
+  edges->nodes.clear();
+  edges->leaves.clear();
+  edges->bases.clear();
+  edges->index.clear();
+  spare_edges.push_back(edges);
+}
+
+int add_edge(void* given, const void* tensor, int32_t input) noexcept {
+  return guarded([&] {
+    auto& edges = *static_cast<Edges*>(given);
+    const at::Tensor& input_tensor = as_tensor(tensor);
+    if (!input_tensor.requires_grad()) return;
+    edges.add(input_tensor, input);
+    if (input_tensor.is_view() && input_tensor._base().requires_grad()) edges.bases.emplace_back(input_tensor._base(), input);
+  });
+}
+
+int add_leaf(void* given, const void* tensor, int32_t input) noexcept {
+  return guarded([&] {
+    static_cast<Edges*>(given)->leaves.emplace_back(as_tensor(tensor).unsafeGetTensorImpl(), input);
+  });
+}
+
+int begin_call(void* given) noexcept {
+  return guarded([&] {
+    auto& edges = *static_cast<Edges*>(given);
+    for (const auto& base : edges.bases) edges.add(base.first, base.second);
+    edges.first = at::sequence_number::peek();
+  });
+}
+
+// ---- the nodes that a finished call owns: `backward.watch_backward`
+
+struct Entering {
+  int32_t place, result, is_base;
+};
+
+struct Leaving {
+  int32_t place, input, view;  // no view, one in another shape (1), a transposed one (2)
+};
+
+struct Watched {
+  Node* node;
+  int32_t entering, num_entering, leaving, num_leaving;  // ranges; entering is -1 where no result comes from here
+};
+
+struct Plan {
+  const Watched* watched;
+  const Entering* entering;
+  const Leaving* leaving;
+  Node* behind;  // where the one result is a view of an inner one
+  int32_t count;
+};
+
+enum ViewKind { kNoView = 0, kReshaped = 1, kTransposed = 2 };
+
+int view_kind(const Node& node) {
+  static thread_local std::unordered_map<std::type_index, int> known;
+  const std::type_index type(typeid(node));
+  const auto found = known.find(type);
+  if (found != known.end()) return found->second;
+  const auto name = node.name();
+  const int kind = name == "ViewBackward0" || name == "UnsafeViewBackward0" ? kReshaped : name == "TBackward0" ? kTransposed : kNoView;
+  known.emplace(type, kind);
+  return kind;
+}
+
+bool is_leaf(const Node& node) {
+  return typeid(node) == typeid(AccumulateGrad);
+}
+
+// A set of nodes that is emptied at no cost.
+class Marks {
+ public:
+  void clear() {
+    ++turn_;
+    count_ = 0;
+  }
+
+  bool has(const Node* node) const {
+    return places_[find(node)].turn == turn_;
+  }
+
+  void add(const Node* node) {
+    if (2 * ++count_ > places_.size()) grow();
+    places_[find(node)] = {node, turn_};
+  }
+
+  bool is_empty() const {
+    return count_ == 0;
+  }
+
+ private:
+  struct Place {
+    const Node* node = nullptr;
+    uint64_t turn = 0;
+  };
+
+  size_t find(const Node* node) const {
+    size_t place = (reinterpret_cast<size_t>(node) >> 4) * 0x9E3779B97F4A7C15u >> 20 & (places_.size() - 1);
+    while (places_[place].turn == turn_ && places_[place].node != node) place = (place + 1) & (places_.size() - 1);
+    return place;
+  }
+
+  void grow() {
+    auto before = std::exchange(places_, std::vector<Place>(2 * places_.size()));
+    for (const auto& place : before) {
+      if (place.turn == turn_) places_[find(place.node)] = place;
+    }
+  }
+
+  std::vector<Place> places_ = std::vector<Place>(64);
+  uint64_t turn_ = 1;
+  size_t count_ = 0;
+};
+
+class Planner {
+ public:
+  void plan(Edges& edges, const void* const* results, int32_t count, bool looks_through, Plan* plan) {
+    edges_ = &edges;
+    last_ = at::sequence_number::peek();
+    owned_.clear();
+    watched_.clear();
+    entering_.clear();
+    leaving_.clear();
+    *plan = {nullptr, nullptr, nullptr, nullptr, 0};
+    if (edges.first == last_) return;
+    for (int32_t number = 0; number < count; ++number) own(as_tensor(results[number]), number);
+    if (owned_.empty()) return;
+    if (!walk(looks_through && edges.bases.empty())) walk(false);
+    for (auto& watched : watched_) gather(watched);
+    *plan = {watched_.data(), entering_.data(), leaving_.data(), behind(results, count), static_cast<int32_t>(watched_.size())};
+  }
+
+ private:
+  struct Owned {
+    Node* node;
+    std::vector<Entering> entering;
+  };
+
+  void own(const at::TensorBase& tensor, int32_t number) {
+    add(tensor, number, 0);
+    if (edges_->bases.empty() || !tensor.is_view()) return;
+    for (const auto& base : edges_->bases) {
+      if (base.first.is_same(tensor._base())) {
+        add(tensor._base(), number, 1);
+        return;
+      }
+    }
+  }
+
+  void add(const at::TensorBase& tensor, int32_t number, int32_t is_base) {
+    Node* node = tensor.grad_fn().get();
+    if (node == nullptr || !edges_->owns(*node, last_)) return;
+    const auto place = static_cast<int32_t>(tensor.output_nr());
+    const auto known = find(node);
+    if (known == owned_.size()) owned_.push_back({node, {}});
+    for (const auto& entering : owned_[known].entering) {
+      if (entering.place == place) return;
+    }
+    owned_[known].entering.push_back({place, number, is_base});
+  }
+
+  size_t find(const Node* node) const {
+    size_t number = owned_.size();
+    while (number > 0 && owned_[number - 1].node != node) --number;
+    return number > 0 ? number - 1 : owned_.size();
+  }
+
+  // False where one cannot look through a node because two others lead to it.
+  bool walk(bool looks_through) {
+    watched_.clear();
+    leaving_.clear();
+    waiting_.clear();
+    seen_.clear();
+    through_.clear();
+    for (const auto& owned : owned_) {
+      waiting_.push_back(owned.node);
+      seen_.add(owned.node);
+    }
+    while (!waiting_.empty()) {
+      Node* node = waiting_.back();
+      waiting_.pop_back();
+      const auto begin = static_cast<int32_t>(leaving_.size());
+      if (!walk_on(*node, looks_through)) return false;
+      watched_.push_back({node, -1, 0, begin, static_cast<int32_t>(leaving_.size()) - begin});
+    }
+    return true;
+  }
+
+  bool walk_on(const Node& node, bool looks_through) {
+    int32_t place = -1;
+    for (const auto& edge : node.next_edges()) {
+      ++place;
+      Node* following = edge.function.get();
+      if (following == nullptr) continue;
+      if (!through_.is_empty() && through_.has(following)) return false;
+      int32_t view = kNoView;
+      int32_t input = input_behind(edge);
+      if (input < 0 && !is_leaf(*following) && edges_->owns(*following, last_) && !seen_.has(following)) {
+        if (looks_through) {
+          std::tie(input, view) = look_through(*following);
+        }
+        if (input < 0) {
+          seen_.add(following);
+          waiting_.push_back(following);
+        } else {
+          through_.add(following);
+        }
+      }
+      if (input >= 0) leaving_.push_back({place, input, view});
+    }
+    return true;
+  }
+
+  int32_t input_behind(const torch::autograd::Edge& edge) {
+    const int32_t input = edges_->input_at(edge.function.get(), edge.input_nr);
+    return input < 0 && is_leaf(*edge.function) ? edges_->input_of_leaf(edge.function.get()) : input;
+  }
+
+  std::pair<int32_t, int32_t> look_through(const Node& node) {
+    const int kind = view_kind(node);
+    if (kind == kNoView || node.num_outputs() != 1 || !node.next_edge(0).is_valid()) return {-1, kNoView};
+    return {input_behind(node.next_edge(0)), kind};
+  }
+
+  void gather(Watched& watched) {
+    const auto known = find(watched.node);
+    if (known == owned_.size()) return;
+    watched.entering = static_cast<int32_t>(entering_.size());
+    watched.num_entering = static_cast<int32_t>(owned_[known].entering.size());
+    entering_.insert(entering_.end(), owned_[known].entering.begin(), owned_[known].entering.end());
+  }
+
+  Node* behind(const void* const* results, int32_t count) const {
+    if (count != 1 || owned_.size() != 1 || !as_tensor(results[0]).is_view()) return nullptr;
+    const Node& node = *owned_[0].node;
+    if (node.num_outputs() != 1 || !node.next_edge(0).is_valid()) return nullptr;
+    Node* following = node.next_edge(0).function.get();
+    return edges_->owns(*following, last_) ? following : nullptr;
+  }
+
+  Edges* edges_ = nullptr;
+  uint64_t last_ = 0;
+  std::vector<Owned> owned_;
+  std::vector<Watched> watched_;
+  std::vector<Entering> entering_;
+  std::vector<Leaving> leaving_;
+  std::vector<Node*> waiting_;
+  Marks seen_, through_;
+};
+
+// What the plan points to is good until the next one of this thread.
+int plan_call(void* edges, const void* const* results, int32_t count, int32_t looks_through, Plan* plan) noexcept {
+  static thread_local Planner planner;
+  return guarded([&] { planner.plan(*static_cast<Edges*>(edges), results, count, looks_through != 0, plan); });
+}
+
+// ---- hooks
+
+typedef int (*Callback)(PyObject* hook, const void* left, const void* entered);
+Callback callback = nullptr;
+
+// Part of a list of gradients, or NULL.
+const void* gradient_at(const void* gradients, int64_t place) noexcept {
+  const auto& list = *static_cast<const variable_list*>(gradients);
+  return place < static_cast<int64_t>(list.size()) && list[place].defined() ? &list[place] : nullptr;
+}
+
+struct Gil {
+  Gil() : state(PyGILState_Ensure()) {}
+  ~Gil() {
+    PyGILState_Release(state);
+  }
+  PyGILState_STATE state;
+};
+
+class OurHook {
+ public:
+  explicit OurHook(PyObject* hook) : hook_(Py_NewRef(hook)) {}
+  OurHook(const OurHook&) = delete;
+  OurHook& operator=(const OurHook&) = delete;
+  ~OurHook() {
+    if (!Py_IsInitialized()) return;
+    const Gil gil;
+    Py_DECREF(hook_);
+  }
+
+  void call(const variable_list& left, const variable_list& entered) const {
+    const Gil gil;
+    if (callback(hook_, &left, &entered) < 0) {  // somebody wants to end the program
+      python_error error;
+      error.persist();
+      throw std::move(error);
+    }
+  }
+
+  c10::SafePyObject object() const {
+    return c10::SafePyObject(Py_NewRef(hook_), getPyInterpreter());
+  }
+
+ private:
+  PyObject* hook_;
+};
+
+struct Before final : torch::autograd::FunctionPreHook {
+  explicit Before(PyObject* hook) : hook(hook) {}
+  variable_list operator()(const variable_list& gradients) override {
+    hook.call(gradients, gradients);
+    return gradients;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.add_pre_hook(hook.object());
+  }
+  OurHook hook;
+};
+
+struct After final : torch::autograd::FunctionPostHook {
+  explicit After(PyObject* hook) : hook(hook) {}
+  variable_list operator()(const variable_list& left, const variable_list& entered) override {
+    hook.call(left, entered);
+    return left;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.add_post_hook(hook.object());
+  }
+  OurHook hook;
+};
+
+int hook_before(void* node, PyObject* hook) noexcept {
+  return guarded([&] { static_cast<Node*>(node)->add_pre_hook(std::make_unique<Before>(hook)); });
+}
+
+int hook_after(void* node, PyObject* hook) noexcept {
+  return guarded([&] { static_cast<Node*>(node)->add_post_hook(std::make_unique<After>(hook)); });
+}
+
+void set_callback(Callback given) noexcept {
+  callback = given;
+}
+
+// ---- the table, as `_compiled.Native` has it
+
+template <typename Function>
+void* entry(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+void* table[] = {
+    entry(tensor_of), entry(object_of), entry(look), entry(version_of), entry(requires_grad), entry(hold), entry(is_as_taken), entry(object_of_held),
+    entry(let_go), entry(weak_reference), entry(state), entry(is_seen), entry(graph_task), entry(shut_eyes), entry(open_eyes), entry(new_edges),
+    entry(free_edges), entry(add_edge), entry(add_leaf), entry(begin_call), entry(plan_call), entry(gradient_at), entry(hook_before),
+    entry(hook_after), entry(set_callback),
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() {
+  PyObject* made = PyModule_Create(&module);
+  if (made == nullptr) return nullptr;
+  PyObject* capsule = PyCapsule_New(table, "ulpscope.native", nullptr);
+  if (capsule == nullptr || PyModule_AddObject(made, "TABLE", capsule) < 0 ||
+      PyModule_AddIntConstant(made, "VERSION", kVersion) < 0 || PyModule_AddStringConstant(made, "TORCH", TORCH_VERSION) < 0) {
+    Py_XDECREF(capsule);
+    Py_DECREF(made);
+    return nullptr;
+  }
+  return made;
+}
