@@ -218,6 +218,7 @@ cdef struct Plan:
     const Entering* entering
     const Leaving* leaving
     void* behind
+    void* planner
     int32_t count
 
 cdef enum:  # of `state`
@@ -249,6 +250,7 @@ cdef struct Native:  # in the order of the table of `_native.cpp`
     int (*add_leaf)(void*, const void*, int32_t) except -1
     int (*begin_call)(void*) except -1
     int (*plan_call)(void*, const void**, int32_t, int32_t, Plan*) except -1
+    void (*free_plan)(Plan*) noexcept
     const void* (*gradient_at)(const void*, int64_t) noexcept
     int (*hook_before)(void*, void*) except -1
     int (*hook_after)(void*, void*) except -1
@@ -471,7 +473,10 @@ cdef class Pending:
             return True
         if self.held != NULL:
             return _native.is_as_taken(self.held, self.version, self.address)
-        return ask(&_version_of, self.given_alias) == self.version and call_method(&_address_of, self.given_alias) == self.address
+        try:
+            return ask(&_version_of, self.given_alias) == self.version and call_method(&_address_of, self.given_alias) == self.address
+        except RuntimeError:  # as `device_summaries._is_unchanged`
+            return False
 
 
 # ---- unseen by modes of the user's and by ours
@@ -1011,9 +1016,33 @@ cdef extern from *:
         memcpy(place, &high, 8);
         memcpy(place + 8, &low, 8);
     }
+    /* A number in so many bytes behind a mark, where there is room for nine. */
+    static char* put_wide(char* place, uint8_t mark, uint64_t value, int width) {
+        value = swapped(value << (64 - 8 * width));
+        *place = (char)mark;
+        memcpy(place + 1, &value, 8);
+        return place + 1 + width;
+    }
+    static char* put_count(char* place, uint64_t value) {
+        if (value < 128) {
+            *place = (char)value;
+            return place + 1;
+        }
+        if (value < 1u << 8) return put_wide(place, 0xCC, value, 1);
+        if (value < 1u << 16) return put_wide(place, 0xCD, value, 2);
+        if (value >> 32 == 0) return put_wide(place, 0xCE, value, 4);
+        return put_wide(place, 0xCF, value, 8);
+    }
+    static char* put_number(char* place, double value) {
+        uint64_t word;
+        memcpy(&word, &value, 8);
+        return put_wide(place, 0xCB, word, 8);
+    }
     """
-    uint64_t swapped(uint64_t)
     void spread(uint64_t, char*)
+    char* put_wide(char*, uint8_t, uint64_t, int)
+    char* put_count(char*, uint64_t)
+    char* put_number(char*, double)
 
 
 @cython.final
@@ -1052,25 +1081,20 @@ cdef class _Buffer:
         return 0
 
     cdef inline int big(self, uint8_t mark, uint64_t value, int width) except -1:
-        cdef char* place = self.more(1 + width)
-        value = swapped(value << (64 - 8 * width))
-        place[0] = <char>mark
-        memcpy(place + 1, &value, width)
+        self.end(put_wide(self.more(9), mark, value, width))
         return 0
 
     cdef inline int count(self, uint64_t value) except -1:
-        if value < 128:
-            return self.byte(<uint8_t>value)
-        if value < (1 << 8):
-            return self.big(0xCC, value, 1)
-        if value < (1 << 16):
-            return self.big(0xCD, value, 2)
-        if value < (<uint64_t>1 << 32):
-            return self.big(0xCE, value, 4)
-        return self.big(0xCF, value, 8)
+        self.end(put_count(self.more(9), value))
+        return 0
 
     cdef inline int number(self, double value) except -1:
-        return self.big(0xCB, (<uint64_t*>&value)[0], 8)
+        self.end(put_number(self.more(9), value))
+        return 0
+
+    cdef inline void end(self, const char* place) noexcept:
+        """Only what lies before this is in use."""
+        self.used = place - self.room
 
     cdef inline int text(self, str value) except -1:
         cdef Py_ssize_t length = 0
@@ -1099,11 +1123,6 @@ cdef class _Buffer:
             return self.big(0xDE, length, 2)
         return self.big(0xDF, length, 4)
 
-    cdef int hexadecimal(self, uint64_t value) except -1:
-        cdef char* place = self.more(16)
-        spread(value, place)
-        return 0
-
 
 cdef _Known _slot_names = _Known()
 
@@ -1121,38 +1140,51 @@ cdef bytes _head(Form form):
     return form.head
 
 
+cdef char* _put_summary(char* place, Values values) noexcept:
+    cdef int number
+    place[0] = <char>0x9A
+    place = put_count(place + 1, values.numel)
+    if values.has_order:
+        place = put_number(put_number(place, values.minimum), values.maximum)
+    else:
+        place[0] = place[1] = <char>0xC0
+        place += 2
+    if values.has_mean:
+        place = put_number(put_number(place, values.mean), values.rms)
+    else:
+        place[0] = place[1] = <char>0xC0
+        place += 2
+    for number in range(5):
+        place = put_count(place, values.counts[number])
+    return place
+
+
 cdef int _put_slot(_Buffer out, Taken taken) except -1:
     cdef Values values = taken.values
     cdef bytes name = _slot_name(taken.slot), head = _head(taken.form)
-    cdef int number
-    out.byte(0x9A)
-    out.raw(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
-    out.raw(PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head))
-    out.byte(0xC3 if taken.requires_grad else 0xC2)
+    cdef Py_ssize_t of_name = PyBytes_GET_SIZE(name), of_head = PyBytes_GET_SIZE(head)
+    cdef char* place = out.more(of_name + of_head + 160)  # a summary takes 100 at most, a fingerprint 37
+    place[0] = <char>0x9A
+    memcpy(place + 1, PyBytes_AS_STRING(name), of_name)
+    memcpy(place + 1 + of_name, PyBytes_AS_STRING(head), of_head)
+    place += 1 + of_name + of_head
+    place[0] = <char>(0xC3 if taken.requires_grad else 0xC2)
+    place += 1
     if values.has_summary:
-        out.byte(0x9A)
-        out.count(values.numel)
-        if values.has_order:
-            out.number(values.minimum)
-            out.number(values.maximum)
-        else:
-            out.raw(b"\xc0\xc0", 2)
-        if values.has_mean:
-            out.number(values.mean)
-            out.number(values.rms)
-        else:
-            out.raw(b"\xc0\xc0", 2)
-        for number in range(5):
-            out.count(values.counts[number])
+        place = _put_summary(place, values)
+    out.end(place)
+    if values.has_summary:
+        pass
     elif values.given_summary is None:
         out.byte(0xC0)
     else:
         encoded = <bytes>_encode_value(values.given_summary)
         out.raw(PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
     if values.measured:
-        out.raw(b"\xd9\x23u1:", 5)
-        out.hexadecimal(values.high)
-        out.hexadecimal(values.low)
+        place = out.more(37)
+        memcpy(place, b"\xd9\x23u1:", 5)
+        spread(values.high, place + 5)
+        spread(values.low, place + 21)
     elif values.given_fingerprint is None:
         out.byte(0xC0)
     else:
@@ -1614,7 +1646,8 @@ cdef class Hook:
         self.not_in = -1
 
     def __call__(self, gradients, entered=None):
-        self._call(gradients, gradients if entered is None else entered, NULL, NULL)
+        gradients = tuple(gradients)  # a compiled backward pass has lists
+        self._call(gradients, gradients if entered is None else tuple(entered), NULL, NULL)
 
     cdef int _call(self, tuple gradients, tuple entered, const void* native, const void* native_entered) except -1:
         cdef Observer writer = self.backward.writer
@@ -1805,8 +1838,11 @@ cdef int _watch_natively(Observer writer, OpenCall call, Edges edges, list resul
     finally:
         if tensors != few:
             free(tensors)
-    if plan.count:
-        _hook_planned(writer, call, edges, results, &plan)
+    try:
+        if plan.count:
+            _hook_planned(writer, call, edges, results, &plan)
+    finally:
+        _native.free_plan(&plan)
     return 0
 
 
@@ -2175,10 +2211,20 @@ cdef enum:
     MOST_KEPT = 32 << 20
 
 
+ctypedef uint32_t (*Checksum)(const void*, size_t, const void*) noexcept nogil
+
+
 cdef class Frames:
-    """Room in which records become the frames that the store writes."""
+    """Room in which records become the frames that the store writes. The kernel takes their checksums where it is there: given are the
+    address of its function and of the tables that this wants.
+    """
 
     cdef _Buffer room
+    cdef Checksum checksum
+    cdef const void* tables
+
+    def __init__(self, size_t checksum=0, size_t tables=0):
+        self.checksum, self.tables = <Checksum>checksum, <const void*>tables
 
     def of(self, list drafts, number):
         """The frames of these records, one after the other; None where one has something odd, which is left to the store. `number` gives
@@ -2186,48 +2232,50 @@ cdef class Frames:
         """
         if self.room is None or self.room.size > MOST_KEPT:
             self.room = _Buffer.__new__(_Buffer)
-        if not _put_frames(self.room, drafts, number):
+        if not self._put(self.room, drafts, number):
             return None
         return PyMemoryView_FromMemory(self.room.room, self.room.used, 0x100)
 
+    cdef bint _put(self, _Buffer out, list drafts, object number) except -1:
+        cdef Draft draft
+        cdef Py_ssize_t begin
+        cdef dict numbers = {}
+        out.used = 0
+        for draft in drafts:
+            if draft.arguments is not None and type(draft.arguments) is not bytes:
+                return False
+            begin = out.used
+            out.more(8)
+            out.raw(b"\x9d\x02", 2)  # an array of thirteen, the first of which is the kind of a call
+            try:
+                draft.put(out)
+            except UnicodeEncodeError:
+                return False
+            if not draft.stack:
+                out.byte(0xC0)
+            else:
+                known = numbers.get(<size_t><void*>draft.stack)
+                if known is None:
+                    known = numbers[<size_t><void*>draft.stack] = number(draft.stack)
+                out.count(known)
+            out.byte(0xC3 if draft.recompute else 0xC2)
+            if out.used - begin - 8 > MOST_FRAME:
+                return False
+            self._put_head(out, begin)
+        return True
 
-cdef bint _put_frames(_Buffer out, list drafts, object number) except -1:
-    cdef Draft draft
-    cdef Py_ssize_t begin
-    cdef dict numbers = {}
-    out.used = 0
-    for draft in drafts:
-        if draft.arguments is not None and type(draft.arguments) is not bytes:
-            return False
-        begin = out.used
-        out.more(8)
-        out.raw(b"\x9d\x02", 2)  # an array of thirteen, the first of which is the kind of a call
-        try:
-            draft.put(out)
-        except UnicodeEncodeError:
-            return False
-        if not draft.stack:
-            out.byte(0xC0)
+    cdef int _put_head(self, _Buffer out, Py_ssize_t begin) except -1:
+        cdef Py_ssize_t size = out.used - begin - 8
+        cdef uint32_t checksum
+        cdef int place
+        if self.checksum != NULL:
+            checksum = self.checksum(out.room + begin + 8, size, self.tables)
         else:
-            known = numbers.get(<size_t><void*>draft.stack)
-            if known is None:
-                known = numbers[<size_t><void*>draft.stack] = number(draft.stack)
-            out.count(known)
-        out.byte(0xC3 if draft.recompute else 0xC2)
-        if out.used - begin - 8 > MOST_FRAME:
-            return False
-        _put_head(out, begin)
-    return True
-
-
-cdef int _put_head(_Buffer out, Py_ssize_t begin) except -1:
-    cdef Py_ssize_t size = out.used - begin - 8
-    cdef uint32_t checksum = _crc32(PyMemoryView_FromMemory(out.room + begin + 8, size, 0x100))
-    cdef int place
-    for place in range(4):
-        out.room[begin + place] = <char>(size >> (8 * place))
-        out.room[begin + 4 + place] = <char>(checksum >> (8 * place))
-    return 0
+            checksum = _crc32(PyMemoryView_FromMemory(out.room + begin + 8, size, 0x100))
+        for place in range(4):
+            out.room[begin + place] = <char>(size >> (8 * place))
+            out.room[begin + 4 + place] = <char>(checksum >> (8 * place))
+        return 0
 
 
 cdef inline int _put_bytes(_Buffer out, bytes data) except -1:
@@ -2763,16 +2811,21 @@ cdef class Announcer:
 
     cdef object announce
     cdef Counter devices
+    cdef public long long depth
 
     def __init__(self, announce, Counter devices):
         self.announce, self.devices = announce, devices
 
     def call(self, func, args, kwargs):
-        if self.devices.num_pending:
-            facts = _called(func)
-            if facts is not None and (not facts.is_reader or _writes_by_name(kwargs)):
-                self.announce(facts.op, args, kwargs)
-        return func(*args, **kwargs)
+        self.depth += 1
+        try:
+            if self.devices.num_pending:
+                facts = _called(func)
+                if facts is not None and (not facts.is_reader or _writes_by_name(kwargs)):
+                    self.announce(facts.op, args, kwargs)
+            return func(*args, **kwargs)
+        finally:
+            self.depth -= 1
 
 
 cdef class ModuleCaller:
@@ -2891,6 +2944,7 @@ cdef class Handler:
     """What a function mode does with a call of torch: `modes.ApiMode` and `session.CaptureSession.open_call`."""
 
     cdef object session
+    cdef public long long depth
 
     def __init__(self, session):
         self.session = session
@@ -2898,13 +2952,18 @@ cdef class Handler:
     def call(self, func, args, kwargs):
         """Run a call of torch and record it; the frame that is running is the mode's, the one before stands above the call."""
         cdef OpenCall opened = None
-        cdef _Facts facts = _called(func)
-        if facts is not None and type(args) is tuple and type(kwargs) is dict:
-            opened = self._open(facts, args, kwargs)
-        result = func(*args, **kwargs)
-        if opened is not None:
-            _close_call(self.session, opened, result)
-        return result
+        cdef _Facts facts
+        self.depth += 1
+        try:
+            facts = _called(func)
+            if facts is not None and type(args) is tuple and type(kwargs) is dict:
+                opened = self._open(facts, args, kwargs)
+            result = func(*args, **kwargs)
+            if opened is not None:
+                _close_call(self.session, opened, result)
+            return result
+        finally:
+            self.depth -= 1
 
     cdef OpenCall _open(self, _Facts facts, tuple args, dict kwargs):
         cdef Observer observer

@@ -91,6 +91,15 @@ const c10::DispatchKeySet& odd_keys() {
   return keys;
 }
 
+// NULL where there is none, or torch forbids to ask: graphs of the compiler take the memory of results back.
+const char* memory_of(const c10::StorageImpl& storage) noexcept {
+  try {
+    return static_cast<const char*>(storage.data());
+  } catch (...) {
+    return nullptr;
+  }
+}
+
 // 1, or 0 where the tensor is of a kind that has to be asked in Python.
 int look(const void* given, TensorFacts* facts) noexcept {
   c10::TensorImpl* impl = as_tensor(given).unsafeGetTensorImpl();
@@ -102,8 +111,9 @@ int look(const void* given, TensorFacts* facts) noexcept {
   }
   const auto& storage = impl->unsafe_storage();
   const auto device = impl->device();
-  const char* memory = static_cast<const char*>(storage.data());
-  facts->data = memory == nullptr || impl->numel() == 0 ? nullptr : memory + impl->itemsize() * impl->storage_offset();
+  const char* memory = memory_of(*storage.unsafeGetStorageImpl());
+  if (memory == nullptr) return 0;
+  facts->data = impl->numel() == 0 ? nullptr : memory + impl->itemsize() * impl->storage_offset();
   facts->device_type = device.is_cpu() ? 1 : device.is_cuda() ? 2 : 1000 + static_cast<int32_t>(device.type());  // DLPack's, if it has one
   facts->device_id = device.index();
   facts->ndim = static_cast<int32_t>(impl->dim());
@@ -150,8 +160,8 @@ void* hold(const void* given) noexcept {
 
 int is_as_taken(const void* given, int64_t version, uint64_t address) noexcept {
   const Held& held = *static_cast<const Held*>(given);
-  const auto* memory = static_cast<const char*>(held.storage->data()) + c10::elementSize(held.dtype) * held.offset;
-  return reinterpret_cast<uint64_t>(memory) == address &&
+  const char* memory = memory_of(*held.storage);
+  return memory != nullptr && reinterpret_cast<uint64_t>(memory + c10::elementSize(held.dtype) * held.offset) == address &&
       (!held.version || static_cast<int64_t>(held.version->current_version()) == version);
 }
 
@@ -346,6 +356,7 @@ struct Plan {
   const Entering* entering;
   const Leaving* leaving;
   Node* behind;  // where the one result is a view of an inner one
+  void* planner;
   int32_t count;
 };
 
@@ -420,13 +431,13 @@ class Planner {
     watched_.clear();
     entering_.clear();
     leaving_.clear();
-    *plan = {nullptr, nullptr, nullptr, nullptr, 0};
+    *plan = {};
     if (edges.first == last_) return;
     for (int32_t number = 0; number < count; ++number) own(as_tensor(results[number]), number);
     if (owned_.empty()) return;
     if (!walk(looks_through && edges.bases.empty())) walk(false);
     for (auto& watched : watched_) gather(watched);
-    *plan = {watched_.data(), entering_.data(), leaving_.data(), behind(results, count), static_cast<int32_t>(watched_.size())};
+    *plan = {watched_.data(), entering_.data(), leaving_.data(), behind(results, count), nullptr, static_cast<int32_t>(watched_.size())};
   }
 
  private:
@@ -547,10 +558,27 @@ class Planner {
   Marks seen_, through_;
 };
 
-// What the plan points to is good until the next one of this thread.
+// Those that are not in use keep the room that they have; only who holds the GIL comes here.
+std::vector<Planner*> spare_planners;
+
+void free_plan(Plan* plan) noexcept {
+  auto* planner = static_cast<Planner*>(plan->planner);
+  if (spare_planners.size() < 8) {
+    spare_planners.push_back(planner);
+  } else {
+    delete planner;
+  }
+}
+
+// What the plan points to is good until it is freed; while hooks are made of it, anything may run, and plan a call of its own.
 int plan_call(void* edges, const void* const* results, int32_t count, int32_t looks_through, Plan* plan) noexcept {
-  static thread_local Planner planner;
-  return guarded([&] { planner.plan(*static_cast<Edges*>(edges), results, count, looks_through != 0, plan); });
+  return guarded([&] {
+    if (spare_planners.empty()) spare_planners.push_back(new Planner());
+    auto* planner = spare_planners.back();
+    planner->plan(*static_cast<Edges*>(edges), results, count, looks_through != 0, plan);
+    spare_planners.pop_back();
+    plan->planner = planner;
+  });
 }
 
 // ---- hooks
@@ -646,7 +674,7 @@ void* entry(Function* function) {
 void* table[] = {
     entry(tensor_of), entry(object_of), entry(look), entry(version_of), entry(requires_grad), entry(hold), entry(is_as_taken), entry(object_of_held),
     entry(let_go), entry(weak_reference), entry(state), entry(is_seen), entry(graph_task), entry(shut_eyes), entry(open_eyes), entry(new_edges),
-    entry(free_edges), entry(add_edge), entry(add_leaf), entry(begin_call), entry(plan_call), entry(gradient_at), entry(hook_before),
+    entry(free_edges), entry(add_edge), entry(add_leaf), entry(begin_call), entry(plan_call), entry(free_plan), entry(gradient_at), entry(hook_before),
     entry(hook_after), entry(set_callback),
 };
 

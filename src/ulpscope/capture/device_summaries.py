@@ -99,13 +99,19 @@ def _unchanged(pending: list[Pending], lose: Callable[[Values], None]) -> list[P
     """Those that nobody has written to since they were taken, with those of one group together; of the others, `lose` is told."""
     entries = []
     for entry in pending:
-        alias = entry.alias
-        if entry.version == -1 or (alias._version == entry.version and alias.data_ptr() == entry.address):
+        if entry.version == -1 or _is_unchanged(entry):
             entries.append(entry)
         else:
             lose(entry.values)
     entries.sort(key=_group)
     return entries
+
+
+def _is_unchanged(entry: Pending) -> bool:
+    try:
+        return bool(entry.alias._version == entry.version and entry.alias.data_ptr() == entry.address)
+    except RuntimeError:  # its memory may not be asked for any more: a graph of the compiler has taken it back
+        return False
 
 
 def _hand_over(entries: list[Pending], owners: list[Values], numels: list[int]) -> None:

@@ -131,7 +131,7 @@ class Session:
             return
         if not on:
             remove_mode(self._mode)
-        elif not self._mode.is_on():
+        elif not self._mode.is_on() and not (isinstance(self._mode, FunctionMode) and self._mode.is_at_work):
             self._mode.__enter__()
 
     def _set_function_mode(self, *, on: bool) -> None:

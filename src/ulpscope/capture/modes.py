@@ -41,14 +41,21 @@ class FunctionMode(TorchFunctionMode):
     Above a mode of the user's that was entered later, it would be what leaving that mode takes off.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handler: _Handler | _Announcer) -> None:
         super().__init__()
         self._place = len(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+        self._handler = handler
+        self._call = handler.call
 
     def __enter__(self) -> FunctionMode:
         stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         _insert(self, stack[self._place :])
         return self
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it handles a call: then it is off the stack, and torch puts it back."""
+        return self._handler.depth > 0
 
     def is_on(self) -> bool:
         return any(mode is self for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
@@ -59,18 +66,23 @@ class FunctionMode(TorchFunctionMode):
 
 
 class _Handler:
-    """What is done with a call."""
+    """What is done with a call; `depth` tells how many are under way."""
 
     def __init__(self, recorder: _Recorder) -> None:
         self._recorder = recorder
+        self.depth = 0
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        op = op_name(func)
-        opened = self._recorder.open_call(op, args, kwargs, frame=caller(2)) if op is not None else None
-        result = func(*args, **kwargs)
-        if opened is not None:
-            self._recorder.close_call(opened, result)
-        return result
+        self.depth += 1
+        try:
+            op = op_name(func)
+            opened = self._recorder.open_call(op, args, kwargs, frame=caller(2)) if op is not None else None
+            result = func(*args, **kwargs)
+            if opened is not None:
+                self._recorder.close_call(opened, result)
+            return result
+        finally:
+            self.depth -= 1
 
 
 class _Announcer:
@@ -79,13 +91,18 @@ class _Announcer:
     def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None], devices: Devices) -> None:
         self._announce = announce
         self._devices = devices
+        self.depth = 0
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._devices.num_pending:
-            op = op_name(func)
-            if op is not None and (kwargs or not never_writes(op)):
-                self._announce(op, args, kwargs)
-        return func(*args, **kwargs)
+        self.depth += 1
+        try:
+            if self._devices.num_pending:
+                op = op_name(func)
+                if op is not None and (kwargs or not never_writes(op)):
+                    self._announce(op, args, kwargs)
+            return func(*args, **kwargs)
+        finally:
+            self.depth -= 1
 
 
 if COMPILED is not None and not TYPE_CHECKING:
@@ -96,8 +113,7 @@ class ApiMode(FunctionMode):
     """Sees the outermost Python-level torch calls: it is off inside its own handler, so inner calls stay inside."""
 
     def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self._call = _Handler(recorder).call
+        super().__init__(_Handler(recorder))
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         # The compiler follows this function, and nothing below it.
@@ -110,8 +126,7 @@ class WriteGuard(FunctionMode):
     """Announces Python-level torch calls before they run, while `devices` wait to read what a call may write to, and records none."""
 
     def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None], devices: Devices) -> None:
-        super().__init__()
-        self._call = _Announcer(announce, devices).call
+        super().__init__(_Announcer(announce, devices))
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag"):

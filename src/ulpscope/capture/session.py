@@ -137,6 +137,8 @@ class CaptureSession(Session):
             if complete and not self._safety.is_broken:
                 self._end_step()
             if not self._safety.is_broken:
+                if hasattr(self._sink, "copy_closed_steps"):  # while the devices are still at work
+                    self._sink.copy_closed_steps()
                 self._recorder.finish()
         finally:
             self._sink.close(complete=complete)

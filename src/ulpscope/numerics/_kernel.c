@@ -637,6 +637,10 @@ static uint32_t checksum(const uint8_t *p, size_t size, const uint32_t tables[8]
     return ~add_bytes(~0u, p, size, tables);
 }
 
+EXPORT uint32_t ulpscope_checksum(const uint8_t *p, size_t size, const uint32_t tables[8][256]) {
+    return checksum(p, size, tables);
+}
+
 static uint64_t big_endian(const uint8_t *p, size_t size) {
     uint64_t value = 0;
     for (size_t i = 0; i < size; i++)

@@ -17,12 +17,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from enum import IntEnum
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ulpscope.numerics.checksums import checksum_tables
 from ulpscope.numerics.kernel import KERNEL
 from ulpscope.store.packed_values import Bytes, Integers
 
@@ -71,18 +71,6 @@ def holes_of_texts(begins: Integers, ends: Integers, to: int) -> Holes:
     return Holes(Kind.TEXT, begins, ends, to - (sizes + 4)[::-1].cumsum()[::-1] + 4)
 
 
-@lru_cache(maxsize=1)
-def _tables_of_checksums() -> NDArray[np.uint32]:
-    """What each byte adds to a CRC-32, and what it does so many bytes later."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, np.uint32(0xEDB88320), np.uint32(0)) ^ table >> np.uint32(1)
-    tables = [table]
-    for _ in range(7):
-        tables.append(tables[-1] >> np.uint32(8) ^ table[tables[-1] & 0xFF])
-    return np.array(tables)
-
-
 class Mold:
     """A table, the records it was made of, and the places that differ. `text` makes of a call's arguments and modes what the table has of
     them, or None where that is not a text.
@@ -114,7 +102,7 @@ class Mold:
         assert KERNEL is not None
         count = KERNEL.ulpscope_refill(
             *(data, len(data), self._first, len(self._first), self._holes.ctypes.data, len(self._holes)),
-            *(self._table.ctypes.data, self._changed.ctypes.data, _tables_of_checksums().ctypes.data),
+            *(self._table.ctypes.data, self._changed.ctypes.data, checksum_tables().ctypes.data),
         )
         return self._table if count >= 0 and self._put_words(data, self._changed[:count].tolist()) else None
 
