@@ -748,12 +748,17 @@ cdef class Reader:
             taken = self._take_known(slot, None, native, None, &facts, is_clear)
         if taken is not None:
             return taken
-        gradient = _object_of(native)
-        if through is not None:
-            if not _is_possible(gradient, through):
-                return None
-            gradient = _as_view(gradient, through)
-        return self._take(slot, gradient, False, is_clear, -1)
+        return self._take_through(slot, _object_of(native), through, is_clear)
+
+    cdef Taken _take_through(self, object slot, object gradient, object through, bint is_clear):
+        cdef Taken taken
+        if through is None:
+            return self._take(slot, gradient, False, is_clear, -1)
+        if through is not True and gradient.numel() != math.prod(through):
+            return None
+        taken = self._take(slot, _as_view(gradient, through), False, is_clear, -1)
+        taken.requires_grad = ask(&_requires_grad_of, gradient) is True
+        return taken
 
     cdef Taken _take_known(self, object slot, object tensor, const void* native, object storage, TensorFacts* facts, bint is_clear):
         """The rest, where the facts of a tensor are known; None where it has to be an object and is None."""
@@ -799,7 +804,6 @@ cdef bint _see_through(TensorFacts* facts, object through, int64_t* sizes) excep
     cdef int64_t stride = 1
     if facts.mirrors:
         return False
-    facts.requires_grad = False
     if through is True:
         if told.ndim != 2:
             return False
@@ -820,10 +824,6 @@ cdef bint _see_through(TensorFacts* facts, object through, int64_t* sizes) excep
         told.strides[number] = stride
         stride *= sizes[number]
     return True
-
-
-cdef bint _is_possible(object gradient, object through) except -1:
-    return through is True or gradient.numel() == math.prod(through)
 
 
 cdef enum:  # the places in a `device_layouts.Layout`
@@ -1530,6 +1530,8 @@ cdef class BackwardOfCall:
             else:
                 taken = self._read(slot, gradients, native, number, shape, is_clear)
                 if taken is not None:
+                    if shape is not None:
+                        taken.requires_grad = False
                     current.inputs.append(taken)
         return 0
 
@@ -1558,12 +1560,7 @@ cdef class BackwardOfCall:
         """A gradient, as a view where one lies between; None where it has not as many elements."""
         if native != NULL:
             return self.writer._read_gradient(slot, _native.gradient_at(native, number), through, is_clear)
-        gradient = gradients[number]
-        if through is not None:
-            if not _is_possible(gradient, through):
-                return None
-            gradient = _as_view(gradient, through)
-        return self.writer._read_one(slot, gradient, is_clear)
+        return self.writer._read_through(slot, gradients[number], through, is_clear)
 
     cdef int _add_part(self, _Pass current, Py_ssize_t place, object gradient, long long left, bint is_clear) except -1:
         if current.sums is None:
@@ -1576,7 +1573,7 @@ cdef class BackwardOfCall:
         if left:
             current.sums[place] = earlier
         else:
-            current.outputs.append(self.writer._read_one(self.slots[place], earlier, is_clear))
+            current.outputs.append(self.writer._read_through(self.slots[place], earlier, None, is_clear))
         return 0
 
     cdef int _event(self, _Pass current) except -1:
@@ -1595,7 +1592,7 @@ cdef class BackwardOfCall:
     cdef int _hand_over(self, _Pass current) except -1:
         if current.sums:
             for place, total in current.sums.items():
-                current.outputs.append(self.writer._read_one(self.slots[place], total, _is_clear()))
+                current.outputs.append(self.writer._read_through(self.slots[place], total, None, _is_clear()))
             current.sums.clear()
         if current.inputs or current.outputs:
             self.writer.finish_pass(self.call, current.inputs, current.outputs)
@@ -2417,8 +2414,8 @@ cdef class Observer:
             self._thread, self._running, self._parents_here = thread, running, parents
         return 0
 
-    cdef Taken _read_one(self, object slot, object tensor, bint is_clear):
-        cdef Taken taken = self.tensors._take(slot, tensor, False, is_clear, -1)
+    cdef Taken _read_through(self, object slot, object gradient, object through, bint is_clear):
+        cdef Taken taken = self.tensors._take_through(slot, gradient, through, is_clear)
         if not self.is_patient and self._devices.num_pending:
             self._devices.flush()
         return taken

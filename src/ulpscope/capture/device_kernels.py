@@ -120,6 +120,27 @@ def float_bits(w, part: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
+def least_of_pairs(x, y):
+    """The lesser of two numbers twice, each pair of bfloat16 in 32 bits."""
+    return tl.inline_asm_elementwise("min.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def greatest_of_pairs(x, y):
+    return tl.inline_asm_elementwise("max.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def first_of_pairs(x):
+    return (x << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def second_of_pairs(x):
+    return (x & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def add_lines(
     w,
     start,
@@ -134,20 +155,31 @@ def add_lines(
     POWER,
     KIND: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    IS_PAIRED: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """Add 256 words to the sums of their places; `least` is the smallest magnitude."""
+    """Add 256 words to the sums of their places; `least` is the smallest magnitude. Where they are paired, `low`, `high` and `least` are of
+    two numbers each, which the device compares in one go.
+    """
     m = mixed(w)
     s0 += m
     s1 = s1 * POWER + m
     if STATISTICS:
         infinity = float("inf")
         parts: tl.constexpr = 2 if KIND == 2 else 4
-        line = tl.zeros_like(low)
-        square = tl.zeros_like(low)
+        line = tl.zeros([16, 16], tl.float32)
+        square = tl.zeros([16, 16], tl.float32)
+        if IS_PAIRED:
+            for half in tl.static_range(0, 2):
+                pair = (w >> (32 * half)).to(tl.int32)
+                low = least_of_pairs(low, pair)
+                high = greatest_of_pairs(high, pair)
+                least = least_of_pairs(least, pair & 0x7FFF7FFF)
         for part in tl.static_range(0, parts):
             _, x = float_bits(w, part, KIND)
-            if IS_WHOLE:
+            if IS_PAIRED:
+                pass
+            elif IS_WHOLE:
                 low = tl.minimum(low, x)
                 high = tl.maximum(high, x)
                 least = tl.minimum(least, tl.abs(x))
@@ -180,6 +212,7 @@ def narrow_parts(
     KIND: tl.constexpr,
     UNIT: tl.constexpr,
     DIMS: tl.constexpr,
+    IS_PAIRED: tl.constexpr,
     STATISTICS: tl.constexpr,
     FIELDS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -209,30 +242,46 @@ def narrow_parts(
     end = tl.minimum(begin + CHUNK, (num_bytes + 7) // 8)
     is_full = (begin + CHUNK) * 8 <= num_bytes
     if is_full & ((UNIT != 0) | (address % 16 == 0)):
+        if IS_PAIRED:
+            lows = tl.full([16, 16], 0x7F807F80, tl.int32)  # inf twice
+            highs = tl.full([16, 16], -0x007F0080, tl.int32)  # -inf twice
+            leasts = tl.full([16, 16], 0x7F807F80, tl.int32)
+        else:
+            lows = low
+            highs = high
+            leasts = least
         for at in range(0, CHUNK, WIDTH * 4):
             start = begin + at
             w0 = lines_at(row, address, start, num_bytes, UNIT, DIMS, True, True)
             w1 = lines_at(row, address, start + WIDTH, num_bytes, UNIT, DIMS, True, True)
             w2 = lines_at(row, address, start + WIDTH * 2, num_bytes, UNIT, DIMS, True, True)
             w3 = lines_at(row, address, start + WIDTH * 3, num_bytes, UNIT, DIMS, True, True)
-            s0, s1, low, high, least, total, squares = add_lines(
-                w0, start, num_reals, s0, s1, low, high, least, total, squares, POWER, KIND, True, STATISTICS
+            s0, s1, lows, highs, leasts, total, squares = add_lines(
+                w0, start, num_reals, s0, s1, lows, highs, leasts, total, squares, POWER, KIND, True, IS_PAIRED, STATISTICS
             )
-            s0, s1, low, high, least, total, squares = add_lines(
-                w1, start, num_reals, s0, s1, low, high, least, total, squares, POWER, KIND, True, STATISTICS
+            s0, s1, lows, highs, leasts, total, squares = add_lines(
+                w1, start, num_reals, s0, s1, lows, highs, leasts, total, squares, POWER, KIND, True, IS_PAIRED, STATISTICS
             )
-            s0, s1, low, high, least, total, squares = add_lines(
-                w2, start, num_reals, s0, s1, low, high, least, total, squares, POWER, KIND, True, STATISTICS
+            s0, s1, lows, highs, leasts, total, squares = add_lines(
+                w2, start, num_reals, s0, s1, lows, highs, leasts, total, squares, POWER, KIND, True, IS_PAIRED, STATISTICS
             )
-            s0, s1, low, high, least, total, squares = add_lines(
-                w3, start, num_reals, s0, s1, low, high, least, total, squares, POWER, KIND, True, STATISTICS
+            s0, s1, lows, highs, leasts, total, squares = add_lines(
+                w3, start, num_reals, s0, s1, lows, highs, leasts, total, squares, POWER, KIND, True, IS_PAIRED, STATISTICS
             )
         whole = tl.sum(tl.sum(s1 * weights, axis=1), axis=0)
+        if IS_PAIRED:
+            low = tl.minimum(first_of_pairs(lows), second_of_pairs(lows))
+            high = tl.maximum(first_of_pairs(highs), second_of_pairs(highs))
+            least = tl.minimum(first_of_pairs(leasts), second_of_pairs(leasts))
+        else:
+            low = lows
+            high = highs
+            least = leasts
     else:
         for start in range(begin, end, WIDTH):
             w = lines_at(row, address, start, num_bytes, UNIT, DIMS, False, False)
             s0, s1, low, high, least, total, squares = add_lines(
-                w, start, num_reals, s0, s1, low, high, least, total, squares, POWER, KIND, False, STATISTICS
+                w, start, num_reals, s0, s1, low, high, least, total, squares, POWER, KIND, False, False, STATISTICS
             )
         whole = tl.sum(tl.sum(s1 * weights, axis=1), axis=0)
         for _ in range((end - begin + WIDTH - 1) // WIDTH, CHUNK // WIDTH):

@@ -62,6 +62,8 @@ class Launcher:
         self._parts = torch.empty((4096, COLUMNS), dtype=torch.int64, device=device)
         self._codes: dict[str, torch.Tensor] = {}
         self._compiled: dict[int, Any] = {}
+        # Two bfloat16 are compared by one instruction of NVIDIA's, which their devices have since 2020.
+        self._compares_pairs = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
         self._shared = (statistics, FIELDS, MOST_ROWS, CHUNK, _WIDTH, _LINE_POWER, COLUMNS)
         self._whole_constants = (statistics, FIELDS, JOINED, _JOINED_POWER, COLUMNS)
 
@@ -82,7 +84,8 @@ class Launcher:
         is_narrow, kind, size, unit, dims = layout.variant
         if is_narrow:
             given: list[Any] = [self._rows, self._table, self._lane_weights, self._parts, first]
-            self._run("narrow_parts", layout.group, (kind, unit, dims, *self._shared), count, stream, *given)
+            constants = (kind, unit, dims, self._compares_pairs and kind == 0, *self._shared)
+            self._run("narrow_parts", layout.group, constants, count, stream, *given)
         else:
             codes = self._values_of_codes(layout.real) if size == 1 else self._lane_weights
             given = [self._rows, self._table, self._lane_weights, codes, self._parts, first]

@@ -74,7 +74,7 @@ class Devices(_Counter):
         """Values that will come; None where the host has to read the tensor. With `base` it is kept as a view of those bytes."""
         place = tensor.device
         device = self._devices[place] if place in self._devices else self._add(place)
-        if device is None or not form.numel:
+        if device is None or not form.numel or tensor._is_zerotensor():
             return None
         if not device.can_take():
             return Values(note=_IN_GRAPH)
