@@ -137,7 +137,7 @@ def named(path: Path) -> str:
 
 
 def test_every_source_file_begins_with_its_licence() -> None:
-    sources = {".py", ".pyx", ".c", ".h", ".js", ".mjs", ".ts", ".svelte", ".css", ".sh"}
+    sources = {".py", ".pyx", ".c", ".cpp", ".h", ".js", ".mjs", ".ts", ".svelte", ".css", ".sh"}
     files = [path for path in own_files() if path.suffix in sources or path.name in ("Makefile", "run")]
     assert len(files) > 20
     lacking = [named(path) for path in files if path.stat().st_size and "SPDX-License-Identifier: Apache-2.0" not in path.read_text()[:200]]

@@ -114,6 +114,7 @@ def test_the_wheel_holds_what_is_compiled_exactly_where_it_can_be(wheel: Path) -
     names = zipfile.ZipFile(wheel).namelist()
     for file in ("numerics/_kernel", "capture/_compiled"):
         assert any(re.search(rf"{file}\..*(so|pyd)$", name) for name in names) == can_compile
+    assert "ulpscope/capture/_native.cpp" in names  # for `ulpscope build`
 
 
 def test_the_demo_runs_from_the_wheel_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:

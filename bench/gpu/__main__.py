@@ -26,7 +26,15 @@ from bench.gpu.limits import IdleHooks, IdleMode, copy_bandwidth, disk_bandwidth
 from bench.gpu.model import FULL, QUICK, training
 from bench.gpu.recording import Recorder, dump_step, growth, take_turns
 
+from ulpscope.capture.compiled import COMPILED
+
 Row = tuple[str, str, str, str, str]
+
+
+def recorder_name() -> str:
+    if COMPILED is None:
+        return "recorder in Python"
+    return "recorder built for this torch" if COMPILED.HAS_NATIVE else "compiled recorder, without what `ulpscope build` makes"
 
 
 def say(text: str) -> None:
@@ -150,7 +158,7 @@ def main() -> None:
         table = list(step_rows(measured, peer["statistics"]))
         table.append((f"step {long} over step 5, statistics", f"{grown:.3f}", "", "", "about 1"))
     where = torch.cuda.get_device_name() if options.device == "cuda" else "a CPU"
-    print(f"{where}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}")
+    print(f"{where}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, {recorder_name()}")
     print_table([*table, *dump, *rows])
 
 
