@@ -233,7 +233,6 @@ cdef struct Native:  # in the order of the table of `_native.cpp`
     PyObject* (*object_of)(const void*) except NULL
     int (*look)(const void*, TensorFacts*) noexcept
     int64_t (*version_of)(const void*) noexcept
-    int (*requires_grad)(const void*) noexcept
     void* (*hold)(const void*) noexcept
     int (*is_as_taken)(const void*, int64_t, uint64_t) noexcept
     PyObject* (*object_of_held)(const void*, int32_t, const int64_t*, const int64_t*) except NULL
@@ -667,13 +666,14 @@ cdef class Reader:
     cdef public dict _forms
     cdef public bint _keeps_views
     cdef public HostKernel _host_kernel
+    cdef public long long _next_sweep
     cdef dict _told
     cdef void* _recent[NUM_FORMS]  # of `_told`, by a quick hash
     cdef long long most_storages
 
     def __cinit__(self, *args, **kwargs):
         self._seen, self._references, self._forms, self._told = {}, [], {}, {}
-        self.most_storages = 50_000  # as `taking.MOST_STORAGES`
+        self.most_storages, self._next_sweep = 50_000, 512  # as `taking.MOST_STORAGES` and `FIRST_SWEEP`
 
     cdef Form _form_of(self, object tensor, DLTensor* told):
         """None where it is not known, and there is no object to ask."""
@@ -790,6 +790,8 @@ cdef class Reader:
         if known is None:
             if len(self._seen) >= self.most_storages:
                 self.forget()
+            elif len(self._references) >= self._next_sweep:
+                self.sweep()
             self._references.append(storage._weak_ref() if storage is not None else <size_t>_native.weak_reference(facts.storage))
         self._seen[identity] = values
         return _taken(slot, form, values, facts.requires_grad)

@@ -100,19 +100,17 @@ const char* memory_of(const c10::StorageImpl& storage) noexcept {
   }
 }
 
-// 1, or 0 where the tensor is of a kind that has to be asked in Python.
-int look(const void* given, TensorFacts* facts) noexcept {
-  c10::TensorImpl* impl = as_tensor(given).unsafeGetTensorImpl();
+bool look_at(c10::TensorImpl* impl, TensorFacts* facts) {
   const auto keys = impl->key_set();
   if ((keys & odd_keys()).raw_repr() != 0 || !impl->has_storage() || impl->layout() != c10::kStrided || impl->is_inference() ||
       impl->has_symbolic_sizes_strides() || impl->dim() > kMostDims || c10::isQIntType(c10::typeMetaToScalarType(impl->dtype())) ||
       impl->is_meta()) {
-    return 0;
+    return false;
   }
   const auto& storage = impl->unsafe_storage();
   const auto device = impl->device();
   const char* memory = memory_of(*storage.unsafeGetStorageImpl());
-  if (memory == nullptr) return 0;
+  if (memory == nullptr) return false;
   facts->data = impl->numel() == 0 ? nullptr : memory + impl->itemsize() * impl->storage_offset();
   facts->device_type = device.is_cpu() ? 1 : device.is_cuda() ? 2 : 1000 + static_cast<int32_t>(device.type());  // DLPack's, if it has one
   facts->device_id = device.index();
@@ -127,17 +125,22 @@ int look(const void* given, TensorFacts* facts) noexcept {
   facts->version = impl->version_counter().current_version();
   facts->requires_grad = impl->requires_grad();
   facts->mirrors = (keys.has(c10::DispatchKey::Negative) ? 1 : 0) + (keys.has(c10::DispatchKey::Conjugate) ? 2 : 0);
-  return 1;
+  return true;
+}
+
+// 1, or 0 where the tensor is of a kind that has to be asked in Python.
+int look(const void* given, TensorFacts* facts) noexcept {
+  try {
+    return look_at(as_tensor(given).unsafeGetTensorImpl(), facts);
+  } catch (...) {
+    return 0;
+  }
 }
 
 // -1 where it has none.
 int64_t version_of(const void* given) noexcept {
   c10::TensorImpl* impl = as_tensor(given).unsafeGetTensorImpl();
   return impl->is_inference() ? -1 : static_cast<int64_t>(impl->version_counter().current_version());
-}
-
-int requires_grad(const void* given) noexcept {
-  return as_tensor(given).requires_grad();
 }
 
 // The memory of a tensor that waits to be read, and how to see that somebody wrote to it. The tensor itself is not held: autograd gives a
@@ -151,7 +154,8 @@ struct Held {
 
 void* hold(const void* given) noexcept {
   c10::TensorImpl* impl = as_tensor(given).unsafeGetTensorImpl();
-  auto* held = new (std::nothrow) Held{c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl->unsafe_storage().unsafeGetStorageImpl()), std::nullopt, c10::typeMetaToScalarType(impl->dtype()), impl->storage_offset()};
+  auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl->unsafe_storage().unsafeGetStorageImpl());
+  auto* held = new (std::nothrow) Held{std::move(storage), std::nullopt, c10::typeMetaToScalarType(impl->dtype()), impl->storage_offset()};
   if (held != nullptr && !c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::ADInplaceOrView)) {
     held->version = impl->version_counter();
   }
@@ -672,7 +676,7 @@ void* entry(Function* function) {
 }
 
 void* table[] = {
-    entry(tensor_of), entry(object_of), entry(look), entry(version_of), entry(requires_grad), entry(hold), entry(is_as_taken), entry(object_of_held),
+    entry(tensor_of), entry(object_of), entry(look), entry(version_of), entry(hold), entry(is_as_taken), entry(object_of_held),
     entry(let_go), entry(weak_reference), entry(state), entry(is_seen), entry(graph_task), entry(shut_eyes), entry(open_eyes), entry(new_edges),
     entry(free_edges), entry(add_edge), entry(add_leaf), entry(begin_call), entry(plan_call), entry(free_plan), entry(gradient_at), entry(hook_before),
     entry(hook_after), entry(set_callback),

@@ -32,6 +32,8 @@ def _signed(number: int) -> int:
 def summary_row(tensor: torch.Tensor, name: str, *, statistics: bool) -> torch.Tensor:
     """One row of results of a tensor with elements, in memory that is not shared with it."""
     flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+    if flat.numel() == 1:  # contiguous, whatever its stride is, and no bytes are seen through one that is not 1
+        flat = flat.as_strided((1,), (1,))
     data = flat.view(torch.uint8) if flat.dtype is not torch.uint8 else flat
     columns = list(_fingerprint(data))
     if statistics:

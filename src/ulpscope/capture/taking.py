@@ -16,10 +16,11 @@ from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.values import Form, Kept, Values
 from ulpscope.model import Slot
 
-__all__ = ["MOST_STORAGES", "PLAIN", "Taken", "Taking", "unlink"]
+__all__ = ["FIRST_SWEEP", "MOST_STORAGES", "PLAIN", "Taken", "Taking", "unlink"]
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 MOST_STORAGES = 50_000
+FIRST_SWEEP = 512
 
 
 class Taken(msgspec.Struct, gc=False):
@@ -37,11 +38,15 @@ class Taking:
     def __init__(self) -> None:
         self._seen: dict[int, Values] = {}
         self._references: list[int] = []
+        self._next_sweep = FIRST_SWEEP
         self._forms: dict[Any, Form] = {}
         self._keeps_views = False
         self._host_kernel: Any = None
 
     def forget(self) -> None:
+        raise NotImplementedError
+
+    def sweep(self) -> None:
         raise NotImplementedError
 
     def _form(self, tensor: torch.Tensor) -> Form:
@@ -85,6 +90,8 @@ class Taking:
         if known is None:
             if len(self._seen) >= MOST_STORAGES:
                 self.forget()
+            elif len(self._references) >= self._next_sweep:
+                self.sweep()
             self._references.append(storage._weak_ref())  # type: ignore[arg-type]
         self._seen[storage._cdata] = values
         return Taken(slot, form, values, tensor.requires_grad)

@@ -21,8 +21,8 @@ from torch.nn.parameter import is_lazy
 from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.device_layouts import merged
 from ulpscope.capture.devices import Devices
-from ulpscope.capture.taking import MOST_STORAGES, PLAIN, Taken, Taking, unlink
-from ulpscope.capture.torch_internals import blind, free_weak_reference, is_fake, is_traced, storage_identity, weak_reference
+from ulpscope.capture.taking import FIRST_SWEEP, MOST_STORAGES, PLAIN, Taken, Taking, unlink
+from ulpscope.capture.torch_internals import blind, free_weak_reference, is_fake, is_gone, is_traced, storage_identity, weak_reference
 from ulpscope.capture.values import Form, Kept, SummaryRow, Values, view_of
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
 from ulpscope.numerics.kernel import KERNEL
@@ -103,7 +103,20 @@ class TensorReader(Taking):
         unlink(self._seen.values())
         self._seen.clear()
         references, self._references = self._references, []
+        self._next_sweep = FIRST_SWEEP
         for reference in references:
+            free_weak_reference(reference)
+
+    def sweep(self) -> None:
+        """Forget storages that are gone: nobody can see them again, and what is left of one keeps the memory around it apart."""
+        kept: list[int] = []
+        gone: list[int] = []
+        for reference in self._references:
+            (gone if is_gone(reference) else kept).append(reference)
+        self._references = kept
+        self._next_sweep = 2 * len(self._references) + FIRST_SWEEP
+        unlink([self._seen.pop(reference, None) for reference in gone])
+        for reference in gone:
             free_weak_reference(reference)
 
     def forget_storage(self, tensor: torch.Tensor) -> None:

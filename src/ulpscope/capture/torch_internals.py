@@ -29,6 +29,7 @@ __all__ = [
     "has_dispatch_modes",
     "inside_transform",
     "is_fake",
+    "is_gone",
     "is_jit_tracing",
     "is_stream_capturing",
     "is_traced",
@@ -86,12 +87,13 @@ _storages: Any = torch._C.StorageBase
 
 
 def weak_reference(tensor: torch.Tensor) -> int:
-    """What keeps the address of a tensor's storage object from being reused, until `free_weak_reference` is given it."""
+    """What keeps the address of a tensor's storage object from being reused, until `free_weak_reference` is given it: that address."""
     reference: Any = tensor.untyped_storage()._weak_ref()  # a number, whatever its annotation says
     return int(reference)
 
 
 free_weak_reference = _storages._free_weak_ref
+is_gone = _storages._expired
 
 
 def current_stream(device: torch.device) -> int:
