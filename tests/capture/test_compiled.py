@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import ulpscope
+from ulpscope._native_home import expected_part, objection
 from ulpscope.capture.compiled import COMPILED
 
 HERE = Path(__file__).parent
@@ -42,23 +43,44 @@ def _records(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_same_records_as_python(tmp_path: Path) -> None:
+def test_same_records_all_three_ways(tmp_path: Path) -> None:
+    """In Python, compiled, and compiled with what `ulpscope build` makes, where it was built."""
     script = [sys.executable, str(HERE / "record_programs.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    ways = {"python": ("python", tmp_path), "compiled": ("compiled", tmp_path)}
+    part = expected_part()
+    if part is not None and not objection(part.file):
+        ways["native"] = ("compiled", part.file.parents[1])
     running = [
-        subprocess.Popen([*script, str(tmp_path / how), how], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for how in ("compiled", "python")
+        subprocess.Popen(
+            [*script, str(tmp_path / way), how],
+            env={**environment, "ULPSCOPE_NATIVE": str(home)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for way, (how, home) in ways.items()
     ]
     errors = [process.communicate(timeout=400)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
-    compiled, python = _records(tmp_path / "compiled"), _records(tmp_path / "python")
-    assert len(compiled) > 150
-    assert list(compiled) == list(python)
-    assert {
-        name: [pair for pair in zip(found, python[name], strict=False) if pair[0] != pair[1]][:1]
-        for name, found in compiled.items()
-        if found != python[name]
-    } == {}
+    assert [process.returncode for process in running] == [0] * len(ways), "\n".join(errors)
+    python, *others = (_records(tmp_path / way) for way in ways)
+    assert len(python) > 150
+    for found in others:
+        assert _differences(found, python) == {}
+
+
+def _differences(found: dict[str, list[str]], expected: dict[str, list[str]]) -> dict[str, Any]:
+    """For each step that is not recorded alike, how many records there are and the first that differs."""
+    assert list(found) == list(expected)
+    return {
+        name: (
+            len(found[name]),
+            len(expected[name]),
+            [pair for pair in zip(found[name], expected[name], strict=False) if pair[0] != pair[1]][:1],
+        )
+        for name in found
+        if found[name] != expected[name]
+    }
 
 
 @pytest.mark.parametrize("file", ["test_backward.py", "test_calls.py", "test_devices.py", "test_silent_writes.py", "test_stacks.py"])

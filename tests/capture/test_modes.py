@@ -85,3 +85,25 @@ def test_after_an_optimizer_that_failed_calls_are_recorded_again() -> None:
             optimizer.step()
         model(torch.ones(1, 2))
     assert len(run.calls("functional.linear")) == 2
+
+
+class CallsAModule(torch.Tensor):
+    """Calls a module where a call of torch has reached it: our mode is off the stack there, and torch puts it back."""
+
+    module = nn.Linear(2, 2)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        with torch._C.DisableTorchFunctionSubclass():
+            cls.module(torch.ones(2))
+            return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_that_is_at_work_is_not_put_on_a_second_time() -> None:
+    with recording() as run:
+        before = stack()
+        for _ in range(3):
+            torch.ones(2).as_subclass(CallsAModule).sin()
+        assert stack() == before
+        torch.ones(2).exp()
+    assert len(run.calls("Tensor.exp")) == 1

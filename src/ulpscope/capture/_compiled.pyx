@@ -292,7 +292,7 @@ cdef object _owned(PyObject* made):
 
 _find_native()
 HAS_NATIVE = _native != NULL
-VERSION = 5  # of `compiled._VERSION`
+VERSION = 6  # of `compiled._VERSION`; raise both with each change of the table of `_native.cpp`
 
 
 # ---- objects

@@ -135,9 +135,10 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
         return current
 
     def _enter(self, current: _Pass, slots: _Entering, shape: tuple[int, ...] | None, gradients: _Gradients) -> None:
+        taken = {earlier.slot for earlier in current.inputs}
         for number, slot in slots.items():
             gradient = gradients[number] if number < len(gradients) else None
-            if gradient is None or any(taken.slot == slot for taken in current.inputs):
+            if gradient is None or slot in taken:
                 continue
             if shape is not None:
                 if gradient.numel() != prod(shape):

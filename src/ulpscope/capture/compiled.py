@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["COMPILED"]
 
-_VERSION = 5  # of `_compiled.VERSION`
+_VERSION = 6  # of `_compiled.VERSION`
 
 
 def _find() -> Any:
