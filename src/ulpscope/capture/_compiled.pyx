@@ -1161,6 +1161,14 @@ cdef char* _put_summary(char* place, Values values) noexcept:
     return place
 
 
+cdef int _put_encoded(_Buffer out, object value) except -1:
+    if value is None:
+        out.byte(0xC0)
+    else:
+        _put_bytes(out, <bytes>_encode_value(value))
+    return 0
+
+
 cdef int _put_slot(_Buffer out, Taken taken) except -1:
     cdef Values values = taken.values
     cdef bytes name = _slot_name(taken.slot), head = _head(taken.form)
@@ -1173,15 +1181,10 @@ cdef int _put_slot(_Buffer out, Taken taken) except -1:
     place[0] = <char>(0xC3 if taken.requires_grad else 0xC2)
     place += 1
     if values.has_summary:
-        place = _put_summary(place, values)
-    out.end(place)
-    if values.has_summary:
-        pass
-    elif values.given_summary is None:
-        out.byte(0xC0)
+        out.end(_put_summary(place, values))
     else:
-        encoded = <bytes>_encode_value(values.given_summary)
-        out.raw(PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
+        out.end(place)
+        _put_encoded(out, values.given_summary)
     if values.measured:
         place = out.more(37)
         memcpy(place, b"\xd9\x23u1:", 5)
