@@ -96,6 +96,16 @@ def test_foreign_sums_over_many_elements_are_allowed_their_rounding(dtype: str, 
     assert measured(ours, foreign, dtype).distance == 0.0
 
 
+@pytest.mark.parametrize("which", ["subject", "reference"])
+def test_a_foreign_mean_alone_is_allowed_its_rounding(which: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.full((15,), 1290557.0)
+    foreign = Summary(15, min=tensor.min().item(), mean=tensor.mean().item())
+    assert foreign.mean != 1290557.0
+    ours = native(data(tensor.numpy()))
+    assert measured(*((foreign, ours) if which == "subject" else (ours, foreign))).distance == 0.0
+
+
 @pytest.mark.parametrize("factor", [1.01, 1.5, -1.0, 0.0])
 def test_a_gross_difference_is_seen(factor: float) -> None:
     values = np.random.default_rng(0).standard_normal(5000) + 0.5

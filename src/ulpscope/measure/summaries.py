@@ -139,14 +139,16 @@ def _excess(name: str, subject: _Side, reference: _Side) -> float:
     right: float | None = getattr(reference.summary, name)
     if left is None or right is None or not (math.isfinite(left) and math.isfinite(right)):
         return 0.0
-    return max(0.0, abs(left - right) - _rounding(name, subject) - _rounding(name, reference))
+    return max(0.0, abs(left - right) - _rounding(name, subject, reference) - _rounding(name, reference, subject))
 
 
-def _rounding(name: str, side: _Side) -> float:
-    """How far a stored statistic may be from the true one."""
+def _rounding(name: str, side: _Side, other: _Side) -> float:
+    """How far a stored statistic may be from the true one. A side that does not tell how large its values are is taken to be like the
+    other: where it is not, they are further apart than any rounding.
+    """
     summary = side.summary
     value: float = abs(getattr(summary, name))
-    scale = _finite_or_zero(summary.rms) or _finite_or_zero(summary.abs_max)
+    scale = _scale(summary) or _scale(other.summary)
     if name in ("min", "max"):
         return value * _FLOAT32_EPS if _is_foreign(summary) and _exceeds_float32(side.dtype) else 0.0
     if not _is_foreign(summary):
@@ -165,10 +167,14 @@ def _largest_rms(side: _Side) -> float | None:
     summary = side.summary
     bounds = []
     if summary.rms is not None and math.isfinite(summary.rms) and (summary.rms > 0 or not _is_foreign(summary)):
-        bounds.append(summary.rms + _rounding("rms", side))
+        bounds.append(summary.rms + _rounding("rms", side, side))
     if summary.abs_max is not None and math.isfinite(summary.abs_max):
-        bounds.append(summary.abs_max + max(_rounding("min", side), _rounding("max", side)))
+        bounds.append(summary.abs_max + max(_rounding("min", side, side), _rounding("max", side, side)))
     return min(bounds, default=None)
+
+
+def _scale(summary: Summary) -> float:
+    return _finite_or_zero(summary.rms) or _finite_or_zero(summary.abs_max)
 
 
 def _finite_or_zero(value: float | None) -> float:
