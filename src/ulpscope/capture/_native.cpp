@@ -3,7 +3,8 @@
 //
 // It is compiled against the headers of the installed torch, on request (`ulpscope build`), and is only good for that very torch; without it
 // the same is asked in Python. Nothing here knows about records: a table of C functions is handed to `_compiled`, which calls them with the GIL
-// held. Tensors and nodes are passed as addresses and belong to whoever passes them; what `hold_*` and `new_*` return belongs to the caller.
+// held. Tensors and nodes are passed as addresses and belong to whoever passes them; what `hold`, `new_edges` and `plan_call` give
+// belongs to the caller, until it is given to `let_go`, `free_edges` and `free_plan`.
 
 #include <Python.h>
 

@@ -371,7 +371,7 @@ static int level(void) { return 0; }
 #endif
 
 /* That of VERSION in kernel.py: goes up with every change of a result or a signature, so that a library left over from an older source is not used. */
-EXPORT int ulpscope_version(void) { return 5; }
+EXPORT int ulpscope_version(void) { return 6; }
 
 /* The best instruction set that this CPU has: 0 plain, 1 AVX2, 2 AVX-512. A `target` below means one of these, or -1 for the best. */
 EXPORT int ulpscope_level(void) { return level(); }
@@ -629,16 +629,12 @@ __attribute__((target("pclmul"))) static uint32_t add_many_bytes(uint32_t crc, c
 #endif
 
 /* CRC-32 as zlib has it; `tables` says what each byte adds, and what it does up to seven bytes later. */
-static uint32_t checksum(const uint8_t *p, size_t size, const uint32_t tables[8][256]) {
+EXPORT uint32_t ulpscope_checksum(const uint8_t *p, size_t size, const uint32_t tables[8][256]) {
 #if defined(ULPSCOPE_X86)
     if (size >= 64 && __builtin_cpu_supports("pclmul"))
         return ~add_many_bytes(~0u, p, size, tables);
 #endif
     return ~add_bytes(~0u, p, size, tables);
-}
-
-EXPORT uint32_t ulpscope_checksum(const uint8_t *p, size_t size, const uint32_t tables[8][256]) {
-    return checksum(p, size, tables);
 }
 
 static uint64_t big_endian(const uint8_t *p, size_t size) {
@@ -729,7 +725,7 @@ EXPORT int64_t ulpscope_refill(const uint8_t *data, size_t size, const uint8_t *
                 return -1;
             uint32_t head[2];
             memcpy(head, data + at, 8);
-            if (head[0] > size - at - 8 || checksum(data + at + 8, head[0], tables) != head[1])
+            if (head[0] > size - at - 8 || ulpscope_checksum(data + at + 8, head[0], tables) != head[1])
                 return -1;
             end = at + 8 + head[0];
             taken = 8;

@@ -28,6 +28,6 @@ def checksum_tables() -> NDArray[np.uint32]:
 
 def checksum_addresses() -> tuple[int, int]:
     """Where the kernel's function and its tables are, for as long as the process lives; zeros where there is none."""
-    if KERNEL is None or not hasattr(KERNEL, "ulpscope_checksum"):
+    if KERNEL is None:
         return 0, 0
     return ctypes.cast(KERNEL.ulpscope_checksum, ctypes.c_void_p).value or 0, checksum_tables().ctypes.data

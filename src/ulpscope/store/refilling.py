@@ -56,10 +56,6 @@ class Holes(NamedTuple):
     to: Integers
 
 
-def _is_possible() -> bool:
-    return hasattr(KERNEL, "ulpscope_refill")
-
-
 def words_page(words: list[bytes]) -> bytes:
     """Words as a dictionary lists them."""
     return b"".join([len(word).to_bytes(4, "little") + word for word in words])
@@ -166,7 +162,7 @@ class Molds:
     def wants_more(self) -> bool:
         """Whether to look for places once more: seldom where those that were found are of no use."""
         self._pause -= 1
-        return _is_possible() and self._pause < 0
+        return KERNEL is not None and self._pause < 0
 
     def keep(self, mold: Mold) -> None:
         """Try this one for the next steps."""
