@@ -51,6 +51,41 @@ def test_a_contribution_is_not_the_accumulated_gradient() -> None:
     assert x.grad.tolist() == [7.0] * 3
 
 
+@pytest.mark.parametrize("level", ["api", "both"])
+def test_each_call_has_its_own_part_of_a_weight_that_autocast_casts_once_for_all(level: str) -> None:
+    """Autocast hands the cast of the first call to all later ones, and what leaves that cast is the sum of what they all contribute."""
+    layer = nn.Linear(4, 4)
+    x = torch.randn(2, 5, 4)
+    with recording(level=level) as run:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(layer(layer(x)))
+        y.float().square().sum().backward()
+    backward = run.calls("functional.linear", "backward")
+    forward = {record.call: record for record in run.calls("functional.linear")}
+
+    assert len(backward) == 3
+    for record in backward:
+        gradient = run.array(record, "input.0").reshape(-1, 4)
+        given = run.array(forward[record.call], "input.0").reshape(-1, 4)
+        own = (gradient.t() @ given.to(torch.bfloat16)).float()
+        assert run.array(record, "output.1").dtype is torch.float32
+        torch.testing.assert_close(run.array(record, "output.1"), own, rtol=0, atol=2.0**-8 * float(own.abs().max()))
+    assert layer.weight.grad is not None
+    total = sum(run.array(record, "output.1") for record in backward)
+    torch.testing.assert_close(total, layer.weight.grad, rtol=0, atol=2.0**-6 * float(layer.weight.grad.abs().max()))
+
+
+def test_a_weight_that_only_one_call_casts_has_the_very_gradient_that_leaves_the_cast() -> None:
+    layer = nn.Linear(4, 3)
+    with recording() as run:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(torch.randn(5, 4))
+        y.float().square().sum().backward()
+    backward = run.one("functional.linear", "backward")
+    assert torch.equal(run.array(backward, "output.1"), layer.weight.grad)
+    assert torch.equal(run.array(backward, "output.2"), layer.bias.grad)
+
+
 @pytest.mark.parametrize(
     ("op", "program"),
     [

@@ -196,6 +196,90 @@ def test_a_link_to_the_folder_of_all_is_followed(file: Path, stand_in: Path, tmp
     assert native._find() is not None
 
 
+@needs_compiler
+@pytest.mark.parametrize("how", ["group", "world", "owner"])
+@pytest.mark.parametrize("above", [1, 2, 3])
+def test_every_folder_above_counts(how: str, above: int, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who can write to a folder can put another in the place of all that lies below it."""
+    (tmp_path / "_native.cpp").write_text("int main() {}\n")
+    monkeypatch.setattr(_native_home, "SOURCE", tmp_path / "_native.cpp")
+    monkeypatch.setenv("ULPSCOPE_NATIVE", str(tmp_path / "a/b/c/parts"))
+    part = expected_part()
+    assert part is not None
+    put(part.file, stand_in.read_bytes())
+    assert objection(part.file) == ""
+    spoil, problem = SPOILED[how]
+    spoil(part.file.parents[1 + above], monkeypatch)
+    assert problem in objection(part.file)
+    assert native._find() is None
+    with pytest.raises(InputError, match=f"{problem}, and code is not built there"):
+        native.build()
+
+
+@needs_compiler
+def test_a_folder_for_all_in_which_nobody_moves_what_is_ours_is_fine(file: Path, stand_in: Path, tmp_path: Path) -> None:
+    put(file, stand_in.read_bytes())
+    tmp_path.chmod(0o1777)
+    assert objection(file) == ""
+    file.parents[1].chmod(0o1777)  # but that of all parts is our own
+    assert "is writable by others" in objection(file)
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["group", "owner", "owner of the link"])
+def test_a_link_on_the_way_is_followed_and_looked_at(
+    how: str, file: Path, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(file, stand_in.read_bytes())
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/here").symlink_to("../links/there")
+    (tmp_path / "links/there").symlink_to(tmp_path)
+    monkeypatch.setenv("ULPSCOPE_NATIVE", str(tmp_path / "links/here/parts"))
+    assert native._find() is not None
+    if how == "owner of the link":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a link away")
+        os.chown(tmp_path / "links/there", 12345, -1, follow_symlinks=False)
+    else:
+        SPOILED[how][0](tmp_path / "links", monkeypatch)
+    part = expected_part()
+    assert part is not None
+    assert part.file == file
+    assert "links" in objection(file)
+    assert native._find() is None
+
+
+@needs_compiler
+@pytest.mark.parametrize("what", ["file", "folder", "home"])
+def test_what_was_looked_at_is_what_is_loaded(
+    what: str, file: Path, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever takes its place between the look and the loading, which here would end the process."""
+    put(file, stand_in.read_bytes())
+    crash = compile_stand_in(tmp_path / "crash", version=-1)
+    looked = _native_home.opened
+
+    def looked_then_swapped(path: Path) -> int:
+        descriptor = looked(path)
+        moved = {"file": file, "folder": file.parent, "home": file.parents[1]}[what]
+        moved.rename(tmp_path / "moved")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(crash, file)
+        return descriptor
+
+    monkeypatch.setattr(_native_home, "opened", looked_then_swapped)
+    assert type(native._find()).__name__ == "PyCapsule"
+
+
+@needs_compiler
+def test_what_is_no_file_is_not_opened(file: Path) -> None:
+    """A pipe would wait for its other end."""
+    file.parent.mkdir(parents=True, mode=0o755)
+    os.mkfifo(file)
+    assert "is neither a file nor a folder" in objection(file)
+    assert native._find() is None
+
+
 # ---- where it lies
 
 
@@ -286,6 +370,22 @@ def test_a_build_is_made_once_and_mended_where_it_is_broken(
     assert calls.read_text() == "called\n" * 2
     assert native._find() is not None
     assert sorted(path.name for path in file.parent.iterdir()) == [file.name, "lock"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("umask", [0, 0o002])
+def test_folders_are_made_so_that_they_can_be_trusted(
+    umask: int, file: Path, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some systems let a user's group write to what he makes."""
+    monkeypatch.setenv("CXX", str(copying(tmp_path / "cxx", stand_in)))
+    monkeypatch.setenv("ULPSCOPE_NATIVE", str(tmp_path / "a/b/c"))
+    before = os.umask(umask)
+    try:
+        native.build()
+    finally:
+        os.umask(before)
+    assert native._find() is not None
 
 
 @needs_compiler

@@ -100,7 +100,7 @@ def test_one_phase_alone() -> None:
     assert {record.phase for record in run.records} == {"forward", "optimizer"}
     with recording(select="!phase:backward") as run:
         _one_step()
-    assert {record.phase for record in run.records} == {"start", "forward", "optimizer"}
+    assert {record.phase for record in run.records} == {"start", "forward", "optimizer", "end"}
 
 
 def test_some_slots_alone() -> None:

@@ -136,3 +136,74 @@ def test_wrappers_leave_no_trace_in_names() -> None:
         model(x)
     assert run.one("functional.linear").module == "0"
     assert slot_of(run.one("state.parameters", "start"), "parameter.0.weight").shape == (3, 3)
+
+
+class Counting(nn.Module):
+    """Writes to its buffers in every way: behind autograd's back, in place, by a new tensor, and not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        for name in ("silent", "in_place", "replaced", "constant"):
+            self.register_buffer(name, torch.zeros(3))
+        self.register_buffer("large", torch.zeros(1 << 17))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.silent.data[:] = x.detach().mean(0)
+        self.in_place += 1
+        self.replaced = self.replaced + 2
+        return x * self.weight
+
+
+@pytest.mark.parametrize("level", ["api", "module", "both", "op"])
+def test_buffers_that_a_step_has_changed_stand_at_its_end(level: str) -> None:
+    model = nn.Sequential(Counting(), nn.BatchNorm1d(3))
+    with recording(level=level) as run:
+        for _ in range(2):
+            _train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            run.session.step()
+    first, second = run.calls("state.end", "end")
+    assert slots_of(first) == [
+        *(f"buffer.0.{name}" for name in ("silent", "in_place", "replaced")),
+        *(f"buffer.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")),
+    ]
+    assert slots_of(second)[:2] == ["buffer.0.in_place", "buffer.0.replaced"], "the same batch leaves the same values"
+    assert torch.equal(run.array(second, "buffer.0.in_place"), torch.full((3,), 2.0))
+    assert torch.equal(run.array(second, "buffer.1.running_mean"), model[1].running_mean)
+    assert first.order > max(record.order for record in run.records if record.step == 0 and record is not first)
+    assert run.ledger == []
+
+
+def test_random_generators_stand_at_the_end_of_a_step_that_draws() -> None:
+    model = nn.Linear(3, 2)
+    with recording() as run:
+        _train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        run.session.step()
+        torch.rand(1)
+    (record,) = run.calls("state.end", "end")
+    (_, before) = run.calls("state.rng", "start")
+    assert record.step == 1
+    assert record.arguments is not None
+    assert before.arguments is not None
+    after, start = record.arguments.kwargs or {}, before.arguments.kwargs or {}
+    assert after["torch"] != start["torch"]
+    assert after["python"] == start["python"]
+
+
+@pytest.mark.parametrize("level", ["api", "op"])
+def test_running_statistics_are_results_of_the_call_that_writes_to_them(level: str) -> None:
+    """Torch writes to them without raising their version."""
+    model = nn.BatchNorm1d(3)
+    x = torch.arange(12.0).reshape(4, 3)
+    with recording(level=level) as run:
+        model(x)
+        mean = model.running_mean.clone()  # type: ignore[union-attr]
+        model(x)
+        model.eval()
+        model(x)
+    op, place = ("functional.batch_norm", 1) if level == "api" else ("aten.native_batch_norm.default", 3)
+    calls = run.calls(op)
+    assert [f"mutated.{place}" in slots_of(call) for call in calls[:3]] == [True, True, False][: len(calls)]
+    assert torch.equal(run.array(calls[0], f"mutated.{place}"), mean)
+    assert torch.equal(run.array(calls[1], f"input.{place}"), mean), "what was read before the call is not taken for it"
+    assert torch.equal(run.array(calls[1], f"mutated.{place}"), model.running_mean)

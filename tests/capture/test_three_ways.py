@@ -24,6 +24,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from ulpscope.model import CallRecord
+
 PROGRAMS: dict[str, Callable[[], Any]] = {}
 CASES = [
     ("api", "statistics"),
@@ -68,6 +70,19 @@ def gradients_of_gradients() -> Any:
     (second,) = torch.autograd.grad((first * first).sum(), w, create_graph=True)
     second.pow(2).sum().backward()
     return first, second, x.grad, w.grad
+
+
+@program
+def one_cast_for_all_calls() -> Any:
+    """Autocast casts a weight once; what goes to it comes from several calls, from some of them twice, and once past the cast."""
+    x, w, b = leaf(2, 3, 4), leaf(4, 4), leaf(4)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = F.linear(F.linear(x, w, b), w, b)
+            y = torch.matmul(y @ w, w) + torch.einsum("ab,bc->ac", w, w).sum()
+        z = y.float() * w.to(torch.bfloat16).float().sum()
+        z.square().mean().backward()
+    return x.grad, w.grad, b.grad
 
 
 class _Several(torch.autograd.Function):
@@ -466,10 +481,19 @@ def _recorded(function: Callable[[], Any], level: str, keep: str, *, is_late: bo
     with _late(is_late), recording(keep=keep, level=level) as found:
         result = _run(function)
     records = sorted(
-        (record for record in found.records if record.call.op != "state.rng"),
+        (
+            _without_generators(record)
+            for record in found.records
+            if record.call.op != "state.rng" and (record.slots or record.phase != "end")
+        ),
         key=lambda record: (record.step, str(record.call), record.level, record.phase),
     )
     return {"result": result, "records": [repr(dataclasses.replace(record, order=0)) for record in records], "ledger": sorted(found.ledger)}
+
+
+def _without_generators(record: CallRecord) -> CallRecord:
+    """The end of a step without its generators, which each process seeds otherwise."""
+    return dataclasses.replace(record, arguments=None) if record.phase == "end" else record
 
 
 def main(out: Path, how: str) -> None:

@@ -35,6 +35,18 @@ def test_the_node_of_a_leaf_has_the_largest_number() -> None:
     assert node.variable is x  # type: ignore[union-attr]
 
 
+def test_autocast_casts_a_weight_once_by_a_node_of_this_name() -> None:
+    """Without the name, what several calls contribute to one weight would stand with the first of them."""
+    w, x = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        first, second = (torch.mm(x, w).grad_fn for _ in range(2))
+    assert first is not None
+    assert second is not None
+    (cast,) = {node for call in (first, second) for node, _ in call.next_functions if node is not None}
+    assert cast.name() == torch_internals.CAST
+    assert cast.next_functions[0][0].variable is w  # type: ignore[union-attr]
+
+
 def test_a_backward_pass_has_a_number_and_a_current_node() -> None:
     """Without it a recomputed forward looks like a new call, and operations of the backward pass have no place."""
     seen: list[tuple[int, int]] = []

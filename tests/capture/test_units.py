@@ -36,15 +36,16 @@ def test_a_function_of_python_is_one_call_and_put_back() -> None:
         return torch.sigmoid(x) * x * scale
 
     vendor = types.SimpleNamespace(gate=gate)
-    sink, x = ListSink(), torch.ones(2, requires_grad=True)
+    sink, x, code = ListSink(), torch.ones(2, requires_grad=True), gate.__code__
     with Capture.into_sink(lambda rank: sink, functions=[(vendor, "gate", "vendor.gate")], select=["phase:forward", "phase:backward"]):
-        assert vendor.gate is not gate
+        assert vendor.gate.__code__ is not code
         vendor.gate(x, scale=2.0).sum().backward()
     assert vendor.gate is gate
+    assert gate.__code__ is code
     assert sink.calls() == ["vendor.gate.0", "Tensor.sum.0"]
     assert sink.calls("backward") == ["Tensor.sum.0", "vendor.gate.0"]
     assert sink.records[0].arguments is not None
-    assert sink.records[0].arguments.kwargs == {"scale": 2.0}
+    assert sink.records[0].arguments.args == ({"$tensor": "input.0"}, 2.0)
 
 
 def test_a_pattern_may_be_a_function_and_is_asked_once_for_each_call() -> None:

@@ -100,14 +100,15 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     left, right = _plain(left), _plain(right)
     if (left.dtype, left.shape, left.stride()) != (right.dtype, right.shape, right.stride()):
         return False
-    words = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right)]
+    words = [tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for tensor in (left, right)]
     return torch.equal(*words)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    tensor = tensor.coalesce().to_dense() if tensor.is_sparse else tensor
+    tensor = tensor.coalesce() if tensor.is_sparse else tensor
+    tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
     return tensor.cpu().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
 
 

@@ -32,7 +32,7 @@ SOME = [(name, "api", "statistics") for name in NAMES] + [(name, *OTHERS[i % len
 ALL = [case for case in itertools.product(NAMES, LEVELS, KEEPS) if case not in SOME]
 
 # What a capture says it does not see, and may.
-STATEMENTS = ("torch.compile", "GradScaler skipped it")
+STATEMENTS = ("torch.compile", "compiled by torch.jit", "GradScaler skipped it")
 WATCHED = [name for number, name in enumerate(NAMES) if number % 2 == 0]
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import tracemalloc
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ def homes() -> list[Any]:
 
 def snapshot() -> dict[tuple[int, str], Any]:
     taken = {(id(home), name): value for home in homes() for name, value in list(vars(home).items())}
+    taken |= {(id(value), "__code__"): value.__code__ for value in list(taken.values()) if type(value) is FunctionType}
     taken[0, "excepthook"] = sys.excepthook
     taken[0, "threading.excepthook"] = threading.excepthook
     taken[0, "trace"] = sys.gettrace()

@@ -666,13 +666,15 @@ cdef class Reader:
     cdef public dict _forms
     cdef public bint _keeps_views
     cdef public HostKernel _host_kernel
+    cdef public dict _in_flight
     cdef public long long _next_sweep
+    cdef public dict unwritten
     cdef dict _told
     cdef void* _recent[NUM_FORMS]  # of `_told`, by a quick hash
     cdef long long most_storages
 
     def __cinit__(self, *args, **kwargs):
-        self._seen, self._references, self._forms, self._told = {}, [], {}, {}
+        self._seen, self._references, self._forms, self._told, self._in_flight, self.unwritten = {}, [], {}, {}, {}, {}
         self.most_storages, self._next_sweep = 50_000, 512  # as `taking.MOST_STORAGES` and `FIRST_SWEEP`
 
     cdef Form _form_of(self, object tensor, DLTensor* told):
@@ -718,8 +720,13 @@ cdef class Reader:
     cdef Taken _take(self, object slot, object tensor, bint is_undefined, bint is_clear, long long version):
         """`version` is -1 where it has to be asked for."""
         cdef TensorFacts facts
+        cdef Taken taken
         if is_undefined or not _is_plain(tensor):
             return self._look(slot, tensor, is_undefined)
+        if self._in_flight:
+            taken = self._take_in_flight(slot, tensor)
+            if taken is not None:
+                return taken
         if _native != NULL:
             if not _native.look(_of(tensor), &facts):
                 return self._look(slot, tensor, False)
@@ -744,6 +751,8 @@ cdef class Reader:
         cdef TensorFacts facts
         cdef int64_t sizes[2 * MOST_DIMS]
         cdef Taken taken = None
+        if self._in_flight:
+            return self._take_through(slot, _object_of(native), through, is_clear)
         if _native.look(native, &facts) and (through is None or _see_through(&facts, through, sizes)):
             taken = self._take_known(slot, None, native, None, &facts, is_clear)
         if taken is not None:
@@ -754,7 +763,9 @@ cdef class Reader:
         cdef Taken taken
         if through is None:
             return self._take(slot, gradient, False, is_clear, -1)
-        if through is not True and gradient.numel() != math.prod(through):
+        if not _is_plain(gradient) and _is_foreign(_without_class(gradient)):
+            return self._take(slot, gradient, False, is_clear, -1)
+        if through is not True and through is not _float32 and _without_class(gradient).numel() != math.prod(through):
             return None
         taken = self._take(slot, _as_view(gradient, through), False, is_clear, -1)
         taken.requires_grad = ask(&_requires_grad_of, gradient) is True
@@ -804,7 +815,7 @@ cdef bint _see_through(TensorFacts* facts, object through, int64_t* sizes) excep
     cdef DLTensor* told = &facts.told
     cdef Py_ssize_t number
     cdef int64_t stride = 1
-    if facts.mirrors:
+    if facts.mirrors or through is _float32:
         return False
     if through is True:
         if told.ndim != 2:
@@ -1377,6 +1388,7 @@ cdef list _results(object value):
 cdef object _next_sequence_number = torch._C._autograd._get_sequence_nr
 cdef object _current_node = torch._C._current_autograd_node
 cdef unsigned long long ACCUMULATE_GRAD = 2**64 - 1
+cdef object _float32 = torch.float32
 
 
 cdef inline long long _task() except? -2:
@@ -1546,7 +1558,7 @@ cdef class BackwardOfCall:
         cdef bint looks_through = False
         for part in leaving:
             number, place, through = <object>(<tuple>part)[0], <object>(<tuple>part)[1], <object>(<tuple>part)[2]
-            looks_through |= through is not None
+            looks_through |= through is not None and through is not _float32
             left = <long long>current.parts_left[place] - 1
             current.parts_left[place] = left
             if left == 0 and (current.sums is None or place not in current.sums):
@@ -1611,7 +1623,13 @@ cdef inline bint _is_there(tuple gradients, const void* native, Py_ssize_t numbe
 
 
 cdef object _sum(object earlier, object gradient):
-    """A gradient added to what came before, unseen and without a graph."""
+    """A gradient added to what came before, unseen and without a graph; what runs code of somebody's class is not added."""
+    if not _is_plain(gradient):
+        gradient = _without_class(gradient)
+        if _is_foreign(gradient):
+            return gradient
+    if earlier is not None and not _is_plain(earlier) and _is_foreign(earlier):
+        return earlier
     if not _is_clear():
         with _blind():
             return gradient.detach().clone() if earlier is None else earlier + gradient.detach()
@@ -1620,11 +1638,19 @@ cdef object _sum(object earlier, object gradient):
 
 
 cdef object _as_view(object gradient, object through):
-    """A gradient as the node behind, which does nothing else, would pass it on: transposed, or in another shape."""
+    """A gradient as the node behind, which does nothing else, would pass it on: transposed, in another shape, or cast back to float32."""
+    if not _is_plain(gradient):
+        gradient = _without_class(gradient)
+        if _is_foreign(gradient):
+            return gradient
     if not _is_clear():
         with _blind():
+            if through is _float32:
+                return gradient.detach().to(_float32)
             return gradient.detach().t() if through is True else gradient.detach().reshape(through)
     gradient = call_method(&_detached, gradient)
+    if through is _float32:
+        return _to(gradient, _float32)
     return _transpose(gradient) if through is True else _reshape(gradient, through)
 
 
@@ -1696,7 +1722,7 @@ cdef class Hook:
         kept = []
         for part in self.leaving:
             number, place, through = part
-            if through is None:
+            if through is None or through is _float32:
                 kept.append(part)
                 continue
             hook = Hook.__new__(Hook)
@@ -1913,6 +1939,8 @@ cdef tuple _planned_leaving(Plan* plan, const Watched* watched, Edges edges, lis
             view = True
         elif leaving.view == RESHAPED:
             view = tuple((<object>PyTuple_GET_ITEM(edges.found[leaving.input], 1)).shape)
+        elif leaving.view == CAST:
+            view = _float32
         parts.append((leaving.place, _place_among(slots, num_parts, _passed_on(edges.slot_of(leaving.input))), view))
     return tuple(parts)
 
@@ -1920,6 +1948,7 @@ cdef tuple _planned_leaving(Plan* plan, const Watched* watched, Edges edges, lis
 cdef enum:  # of `Leaving.view`
     RESHAPED = 1
     TRANSPOSED = 2
+    CAST = 3
 
 
 cdef Py_ssize_t _place_among(list slots, list num_parts, object slot) except -1:
@@ -1963,7 +1992,10 @@ cdef list _watched(Edges edges, unsigned long long last, Owned owned, bint looks
                     if position == ACCUMULATE_GRAD:
                         _meet_leaf(following)
                         slot = _slot_of_leaf(edges, following)
-                    elif edges.first <= position < last:
+                    elif (seen is None or following not in seen) and owned.find(following) == -1 and _kind_of(following) == CAST:
+                        slot = _slot_behind_cast(edges, following)
+                        view = None if slot is None else _float32
+                    if slot is None and edges.first <= position < last:
                         if seen is None:
                             seen = set(owned.nodes)
                         if following not in seen:
@@ -2010,15 +2042,30 @@ cdef object _slot_behind(Edges edges, object edge):
     return None
 
 
+cdef object _slot_behind_cast(Edges edges, object node):
+    """The slot of a float32 leaf of which a node is the cast: autocast hands it to later calls too, and what leaves it is the sum of all."""
+    leaf = (<tuple>node.next_functions)[0][0]
+    if leaf is None or type(leaf) is not _leaf_type and <unsigned long long>leaf._sequence_nr() != ACCUMULATE_GRAD:
+        return None
+    return _slot_of_leaf(edges, leaf) if leaf.variable.dtype is _float32 else None
+
+
 cdef dict _views = {}
+cdef dict _kinds = {"ViewBackward0": RESHAPED, "UnsafeViewBackward0": RESHAPED, "TBackward0": TRANSPOSED, "ToCopyBackward0": CAST}
+
+
+cdef long _kind_of(object node) except -1:
+    """What a node does to a gradient, by its type; 0 for all else."""
+    kind = _views.get(type(node))
+    if kind is None:
+        kind = _remembered(_views, type(node), _kinds.get(node.name(), 0))
+    return kind
 
 
 cdef tuple _look_through(Edges edges, object node):
     """The slot behind a node that only looks at a gradient in another way, and how; None where it does more, or leads elsewhere."""
-    kind = _views.get(type(node))
-    if kind is None:
-        kind = _remembered(_views, type(node), {"ViewBackward0": 1, "UnsafeViewBackward0": 1, "TBackward0": 2}.get(node.name(), 0))
-    if kind == 0:
+    cdef long kind = _kind_of(node)
+    if kind == 0 or kind == CAST:
         return None, None
     following = <tuple>node.next_functions
     if len(following) != 1 or following[0][0] is None:
@@ -2026,7 +2073,7 @@ cdef tuple _look_through(Edges edges, object node):
     slot = _slot_behind(edges, following[0])
     if slot is None:
         return None, None
-    if kind == 2:
+    if kind == TRANSPOSED:
         return slot, True
     for known, tensor in edges.found:
         if known is slot:
@@ -2131,10 +2178,10 @@ cdef class OpenCall:
     cdef public tuple modes
     cdef public object arguments
     cdef public long long index
-    cdef public list found, inputs
-    cdef list versions
+    cdef public list found, inputs, versions
     cdef public object edges
     cdef public object written
+    cdef public object given
     cdef _Facts facts
 
     def __init__(self, str op, str level, str phase, str module, str parent, tuple stack, bint recompute):
@@ -2150,7 +2197,7 @@ cdef class OpenCall:
 
     cdef void let_go(self) noexcept:
         self.found = self.inputs = self.versions = _nothing
-        self.edges = self.arguments = None
+        self.edges = self.arguments = self.given = None
 
 
 cdef list _nothing = []
@@ -2301,6 +2348,9 @@ cdef class _Facts:
     cdef bint is_silent  # writes to what it is given and does not always raise its version
     cdef bint is_reader  # writes to nothing that it is given, unless a keyword argument says so
     cdef bint makes_nothing
+    cdef bint communicates
+    cdef bint leaves_unwritten
+    cdef bint is_lender  # hands out the memory of a tensor, and is not recorded
 
 
 cdef dict _facts = {}
@@ -2311,6 +2361,8 @@ cdef _Facts _facts_of(str op):
     if facts is None:
         facts = _Facts.__new__(_Facts)
         facts.op, facts.is_silent, facts.is_reader, facts.makes_nothing = op, _writes_silently(op), _never_writes(op), _makes_no_values(op)
+        facts.communicates = _communicates(op)
+        facts.leaves_unwritten = _leaves_unwritten(op)
         _remembered(_facts, op, facts)
     return facts
 
@@ -2471,6 +2523,8 @@ cdef class Observer:
         opened.versions = opened.inputs = _nothing
         opened.written = _nothing_written
         opened.facts = facts
+        if self.tensors.unwritten:
+            opened.given = args, kwargs
         opened.arguments = _packed(args, kwargs, found) if self.takes_rows else _split(args, kwargs, found)
         opened.found = found
         opened.modes = self._modes(found, module)
@@ -2528,6 +2582,8 @@ cdef class Observer:
             found, versions = [(slot, tensor) for slot, tensor in found if self._selection.wants_slot(slot)], None
         self._lock.take()
         try:
+            if reader.unwritten:
+                reader.prepare(found)
             for number in range(len(found)):
                 item = found[number]
                 if versions is not None:
@@ -2554,9 +2610,10 @@ cdef class Observer:
             return
         mutated = self._mutated(opened, results)
         is_undefined = opened.facts is not None and opened.facts.makes_nothing
-        if is_undefined:
-            for _, tensor in results:
-                self.tensors.mark_undefined(tensor)
+        if opened.facts is not None and opened.facts.communicates:
+            self._communicated(opened, results)
+        if self.tensors.unwritten or (opened.facts is not None and opened.facts.leaves_unwritten):
+            self.tensors.follow(opened, results)
         if self._wants_forward if opened.phase == "forward" else self._wants_backward:
             slots = opened.inputs + self._take_all(results, None, is_undefined, is_clear)
             if mutated is not None:
@@ -2776,6 +2833,8 @@ cdef object _joined(object reader, list key, list codes, object above):
 
 
 cdef dict _functions = {}
+cdef _Facts _lender = _Facts.__new__(_Facts)
+_lender.op, _lender.is_lender, _lender.is_reader = "", True, True
 
 
 cdef _Facts _called(object func):
@@ -2784,7 +2843,9 @@ cdef _Facts _called(object func):
         return <_Facts>_functions[func]
     except KeyError:
         op = _op_name(func)
-        return <_Facts>_remembered(_functions, func, None if op is None else _facts_of(op))
+        if op is not None:
+            return <_Facts>_remembered(_functions, func, _facts_of(op))
+        return <_Facts>_remembered(_functions, func, _lender if _lends_memory(func) else None)
     except TypeError:  # somebody's object that cannot be told from others
         return None
 
@@ -2823,7 +2884,7 @@ cdef class Announcer:
         try:
             if self.devices.num_pending:
                 facts = _called(func)
-                if facts is not None and (not facts.is_reader or _writes_by_name(kwargs)):
+                if facts is not None and not facts.is_lender and (not facts.is_reader or _writes_by_name(kwargs)):
                     self.announce(facts.op, args, kwargs)
             return func(*args, **kwargs)
         finally:
@@ -2852,10 +2913,12 @@ cdef class ModuleCaller:
         return self._record(observer, original, module, args, kwargs) if self.records else self._run(observer, original, module, args, kwargs)
 
     cdef bint _is_plain(self, object session, object module) except -1:
-        """Whether it is neither compiled nor fused nor taken whole, and calls of this thread are seen."""
+        """Whether it is neither compiled nor fused nor taken whole, runs on values, and calls of this thread are seen."""
         if session._has_units or (session._thread != PyThread_get_thread_ident() and _task() == -1):
             return False
         if _is_tracing() or "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+            return False
+        if isinstance(module, _ScriptModule) or (self.records and _is_tracing_graph()):
             return False
         return module.training is True or not isinstance(module, _fused_modules)
 
@@ -2975,6 +3038,11 @@ cdef class Handler:
             session._thread != PyThread_get_thread_ident() and _task() == -1
         ):
             return None
+        if facts.is_lender:
+            observer = session._recorder
+            if observer.tensors.unwritten:
+                session.lend_memory(args)
+            return None
         if facts.is_silent or session._names_operators:
             return session.open_call(op, args, kwargs, frame=_frame_above(_current_frame()))
         try:
@@ -2999,6 +3067,7 @@ cdef object _transpose = torch._C.TensorBase.t
 cdef object _reshape = torch._C.TensorBase.reshape
 cdef object _clone = torch._C.TensorBase.clone
 cdef object _add = torch._C.TensorBase.add
+cdef object _to = torch._C.TensorBase.to
 
 from ulpscope.capture import calls as _calls
 from ulpscope.capture import stacks as _stacks
@@ -3027,6 +3096,9 @@ cdef object _first_output = _ready_outputs[0]
 cdef object _may_write = _calls.may_write
 cdef object _never_writes = _calls.never_writes
 cdef object _makes_no_values = _calls.makes_no_values
+cdef object _communicates = _calls.communicates
+cdef object _leaves_unwritten = _calls.leaves_unwritten
+cdef object _lends_memory = _calls.lends_memory
 cdef object _writes_silently = _calls.writes_silently
 cdef object _business_of = _calls.business_of
 cdef object _op_name = _calls.op_name
@@ -3038,6 +3110,10 @@ cdef int END = _stacks.END
 cdef object _is_recompute = _stacks.is_recompute
 cdef object _mode_row = _state.mode_row
 cdef object _blind = _torch_internals.blind
+cdef object _is_foreign = _torch_internals.is_foreign
+cdef object _without_class = _torch_internals.without_class
 cdef object _slot_named = _walk.renamed
 cdef object _named_parameters = torch.nn.Module.named_parameters
+cdef object _is_tracing_graph = _torch_internals.is_tracing_graph
+cdef object _ScriptModule = torch.jit.ScriptModule
 cdef tuple _fused_modules = _torch_internals.FUSED_MODULES

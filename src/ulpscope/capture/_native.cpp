@@ -348,7 +348,7 @@ struct Entering {
 };
 
 struct Leaving {
-  int32_t place, input, view;  // no view, one in another shape (1), a transposed one (2)
+  int32_t place, input, view;  // no view, one in another shape (1), a transposed one (2), or a cast of a float32 leaf (3)
 };
 
 struct Watched {
@@ -365,7 +365,7 @@ struct Plan {
   int32_t count;
 };
 
-enum ViewKind { kNoView = 0, kReshaped = 1, kTransposed = 2 };
+enum ViewKind { kNoView = 0, kReshaped = 1, kTransposed = 2, kCast = 3 };
 
 int view_kind(const Node& node) {
   static thread_local std::unordered_map<std::type_index, int> known;
@@ -373,7 +373,10 @@ int view_kind(const Node& node) {
   const auto found = known.find(type);
   if (found != known.end()) return found->second;
   const auto name = node.name();
-  const int kind = name == "ViewBackward0" || name == "UnsafeViewBackward0" ? kReshaped : name == "TBackward0" ? kTransposed : kNoView;
+  const int kind = name == "ViewBackward0" || name == "UnsafeViewBackward0" ? kReshaped
+                   : name == "TBackward0"                                   ? kTransposed
+                   : name == "ToCopyBackward0"                              ? kCast
+                                                                            : kNoView;
   known.emplace(type, kind);
   return kind;
 }
@@ -510,6 +513,10 @@ class Planner {
       if (!through_.is_empty() && through_.has(following)) return false;
       int32_t view = kNoView;
       int32_t input = input_behind(edge);
+      if (input < 0 && !is_leaf(*following) && !seen_.has(following)) {
+        input = input_behind_cast(*following);
+        if (input >= 0) view = kCast;
+      }
       if (input < 0 && !is_leaf(*following) && edges_->owns(*following, last_) && !seen_.has(following)) {
         if (looks_through) {
           std::tie(input, view) = look_through(*following);
@@ -531,9 +538,17 @@ class Planner {
     return input < 0 && is_leaf(*edge.function) ? edges_->input_of_leaf(edge.function.get()) : input;
   }
 
+  // Autocast keeps the cast of a leaf and hands it to later calls too: what leaves the cast is the sum of them all.
+  int32_t input_behind_cast(const Node& node) const {
+    if (view_kind(node) != kCast || node.num_outputs() < 1 || !node.next_edge(0).is_valid()) return -1;
+    const Node* leaf = node.next_edge(0).function.get();
+    if (!is_leaf(*leaf) || static_cast<const AccumulateGrad*>(leaf)->variable.scalar_type() != at::kFloat) return -1;
+    return edges_->input_of_leaf(leaf);
+  }
+
   std::pair<int32_t, int32_t> look_through(const Node& node) {
     const int kind = view_kind(node);
-    if (kind == kNoView || node.num_outputs() != 1 || !node.next_edge(0).is_valid()) return {-1, kNoView};
+    if (kind == kNoView || kind == kCast || node.num_outputs() != 1 || !node.next_edge(0).is_valid()) return {-1, kNoView};
     return {input_behind(node.next_edge(0)), kind};
   }
 

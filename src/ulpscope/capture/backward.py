@@ -15,7 +15,16 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from ulpscope.capture.torch_internals import ACCUMULATE_GRAD, blind, graph_task, next_sequence_number, sequence_number
+from ulpscope.capture.torch_internals import (
+    ACCUMULATE_GRAD,
+    CAST,
+    blind,
+    graph_task,
+    is_foreign,
+    next_sequence_number,
+    sequence_number,
+    without_class,
+)
 from ulpscope.capture.walk import Found, renamed
 from ulpscope.model import Slot
 
@@ -122,7 +131,7 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
         same hook.
         """
         self.num_events += 1
-        for _, slot in slots:
+        for _, slot, _ in slots:
             self.num_parts[slot] = self.num_parts.get(slot, 0) + 1
         node.register_hook(_Hook(self, slots, entering))
 
@@ -140,7 +149,8 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
             gradient = gradients[number] if number < len(gradients) else None
             if gradient is None or slot in taken:
                 continue
-            if shape is not None:
+            gradient = without_class(gradient)
+            if shape is not None and not is_foreign(gradient):
                 if gradient.numel() != prod(shape):
                     continue
                 with blind():
@@ -148,8 +158,11 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
             current.inputs.append(self.writer.read(slot, gradient))
 
     def _leave(self, current: _Pass, slots: _Leaving, gradients: _Gradients) -> None:
-        for number, slot in slots:
+        for number, slot, is_cast in slots:
             gradient = gradients[number] if number < len(gradients) else None
+            if is_cast and gradient is not None:
+                with blind():
+                    gradient = gradient.detach().to(torch.float32)
             left = current.parts_left[slot] = current.parts_left[slot] - 1
             if left == 0 and (current.sums is None or slot not in current.sums):
                 if gradient is not None:
@@ -163,6 +176,10 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
         current.sums = sums
         earlier = sums.pop(slot, None)
         if gradient is not None:
+            gradient = without_class(gradient)
+        if gradient is not None and (earlier is None or not is_foreign(earlier)) and is_foreign(gradient):
+            earlier = gradient  # its values are not read, and neither are those of the sum
+        elif gradient is not None and (earlier is None or not is_foreign(earlier)):
             with blind():
                 earlier = gradient.detach().clone() if earlier is None else earlier + gradient.detach()
         if earlier is None:
@@ -216,7 +233,7 @@ def _take_gradients(hook: _Hook, gradients: _Gradients, entered: _Gradients | No
 
 
 _Entering = dict[int, Slot]
-_Leaving = tuple[tuple[int, Slot], ...]
+_Leaving = tuple[tuple[int, Slot, bool], ...]  # the last: whether a cast of a float32 leaf lies between
 _Gradients = tuple["torch.Tensor | None", ...]
 _leavings: dict[tuple[int, ...], _Leaving] = {}
 _MOST_LEAVINGS = 4096
@@ -253,27 +270,47 @@ def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found])
 
 
 def _leaving(node: Any, edges: Edges, last: int, seen: set[Any], waiting: list[Any]) -> _Leaving:
-    """Which of a node's gradients go to inputs of the call; nodes of the same call behind it are added to those that wait."""
-    found: list[tuple[int, Slot]] = []
+    """Which of a node's gradients go to inputs of the call; nodes of the same call behind it are added to those that wait.
+
+    Autocast keeps the cast of a leaf and hands it to every later call, so that the cast's own gradient is the sum over several calls. There
+    the gradient is taken where it enters the cast.
+    """
+    found: list[tuple[int, Slot, bool]] = []
     for number, (following, output) in enumerate(node.next_functions):
         if following is None:
             continue
-        position = following._sequence_nr()
+        position, is_cast = following._sequence_nr(), False
         if position == ACCUMULATE_GRAD:
-            slot = edges.leaves.get(id(getattr(following, "variable", None)))
+            slot = _slot_of_leaf(edges, following)
         else:
             slot = edges.nodes.get((following, output))
+            if slot is None and following not in seen:
+                slot = _slot_behind_cast(edges, following)
+                is_cast = slot is not None
         if slot is not None:
-            found.append((number, renamed("gradient" if slot.role == "parameter" else "output", slot)))
+            found.append((number, renamed("gradient" if slot.role == "parameter" else "output", slot), is_cast))
         elif edges.first <= position < last and following not in seen:
             seen.add(following)
             waiting.append(following)
     return _shared(found) if found else ()
 
 
-def _shared(found: list[tuple[int, Slot]]) -> _Leaving:
+def _slot_of_leaf(edges: Edges, node: Any) -> Slot | None:
+    return edges.leaves.get(id(getattr(node, "variable", None)))
+
+
+def _slot_behind_cast(edges: Edges, node: Any) -> Slot | None:
+    """The slot of a float32 leaf of which a node is the cast to another dtype."""
+    if node.name() != CAST:
+        return None
+    leaf = node.next_functions[0][0]
+    is_cast = leaf is not None and leaf._sequence_nr() == ACCUMULATE_GRAD and leaf.variable.dtype is torch.float32
+    return _slot_of_leaf(edges, leaf) if is_cast else None
+
+
+def _shared(found: list[tuple[int, Slot, bool]]) -> _Leaving:
     """The same for every call that is like this one; slots are told apart by identity, since the result keeps them."""
-    key = tuple([part for number, slot in found for part in (number, id(slot))])
+    key = tuple([part for number, slot, is_cast in found for part in (number, id(slot), is_cast)])
     known = _leavings.get(key)
     if known is None:
         known = tuple(found)

@@ -12,14 +12,24 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
+from ulpscope.capture.stand_ins import stands_in
+
 __all__ = [
     "business_of",
     "caller",
+    "communicates",
+    "higher_order_name",
     "is_own_business",
+    "leaves_unwritten",
+    "lends_memory",
     "makes_no_values",
+    "may_grow",
     "may_write",
     "never_writes",
     "op_name",
+    "silently_written",
+    "writes_by_name",
+    "writes_lists",
     "writes_silently",
     "written_arguments",
 ]
@@ -73,6 +83,7 @@ _TRANSPARENT = frozenset(
         "torch.utils._contextlib",
         "torch._jit_internal",
         "torch._ops",
+        "torch._library.custom_ops",
         "ulpscope.capture.lifecycle",
         "ulpscope.capture.patching",
         "ulpscope.capture.session",
@@ -90,6 +101,8 @@ def op_name(func: Any) -> str | None:
     if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(func).removesuffix(".default")
         return name if name.startswith("aten.") else f"ops.{name}"
+    if isinstance(func, torch._ops.HigherOrderOperator):  # recorded where torch runs it, which is not always where a mode sees it
+        return None
     name = _full_name(func)
     short = name.rpartition(".")[2]
     if short in ("__get__", "__set__", "__delete__"):
@@ -101,6 +114,11 @@ def op_name(func: Any) -> str | None:
         if name.startswith(prefix):
             return ours + name[len(prefix) :]
     return name
+
+
+def higher_order_name(operator: Any) -> str:
+    """What a call of a higher-order operator (`torch.cond`, `flex_attention`) is called: `higher_order.cond`."""
+    return f"higher_order.{operator.name()}"
 
 
 def _full_name(func: Any) -> str:
@@ -120,9 +138,41 @@ def written_arguments(func: Any) -> frozenset[int | str]:
 
 @functools.lru_cache(maxsize=8192)
 def writes_silently(op: str) -> bool:
-    """Whether a call writes to its first argument without always raising its version: unscaling, and lists of tensors in place."""
+    """Whether a call may write to arguments without always raising their version: see `silently_written`."""
+    return op in _STATISTICS or writes_lists(op)
+
+
+@functools.lru_cache(maxsize=8192)
+def writes_lists(op: str) -> bool:
+    """Whether a call is unscaling, or works on lists of tensors in place."""
     name = op.rpartition(".")[2]
     return name.endswith("_") and name.startswith(("_foreach_", "_amp_foreach_", "_fused_"))
+
+
+_NOTHING: frozenset[int | str] = frozenset()
+_FIRST: frozenset[int | str] = frozenset({0})
+_STATISTICS: dict[str, tuple[int, str]] = {
+    "functional.batch_norm": (1, "training"),
+    "functional.instance_norm": (1, "use_input_stats"),
+    **dict.fromkeys(("torch.batch_norm", "torch.native_batch_norm", "torch.cudnn_batch_norm", "torch.miopen_batch_norm"), (3, "training")),
+    **dict.fromkeys(("aten.native_batch_norm.default", "aten.cudnn_batch_norm.default", "aten.miopen_batch_norm.default"), (3, "training")),
+    "torch.instance_norm": (3, "use_input_stats"),
+}
+"""Where the running mean stands, the variance behind it, and the switch, always sixth, with which they are written."""
+
+
+def silently_written(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int | str]:
+    """What such a call writes: the first argument of unscaling and of lists in place, or the running statistics of a normalisation.
+
+    These no schema tells of, so no version does.
+    """
+    known = _STATISTICS.get(op)
+    if known is None:
+        return _FIRST if writes_lists(op) else _NOTHING
+    place, switch = known
+    default = switch == "use_input_stats"
+    is_on = kwargs.get(switch, args[5] if len(args) > 5 else default)
+    return frozenset({place, place + 1, "running_mean", "running_var"}) if is_on else _NOTHING
 
 
 @functools.lru_cache(maxsize=8192)
@@ -131,6 +181,37 @@ def makes_no_values(op: str) -> bool:
     return any(
         part in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided") for part in op.split(".")
     )
+
+
+@functools.lru_cache(maxsize=8192)
+def communicates(op: str) -> bool:
+    """Whether a program called a functional collective by its operation: it returns before its result is there."""
+    return op.startswith(("ops._c10d_functional", "ops.c10d_functional"))
+
+
+def may_grow(op: str) -> bool:
+    """Whether a call may give a tensor more memory, which nobody wrote to."""
+    return op.split(".")[1:2] in (["resize_"], ["resize_as_"])
+
+
+def leaves_unwritten(op: str) -> bool:
+    """Whether there may be memory after a call that nobody wrote to, where there was none."""
+    return makes_no_values(op) or may_grow(op)
+
+
+def writes_by_name(op: str, path: tuple[int | str, ...]) -> bool:
+    """Whether a call writes to the tensor at that place, as its name tells: of tensors without a version."""
+    name = op.split(".")[1] if op.startswith("aten.") else op.rpartition(".")[2]
+    return path[0] == "out" or (path[0] in (0, "tensor") and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))))
+
+
+_LENDING = frozenset("data_ptr numpy __array__ __dlpack__ untyped_storage storage share_memory_ set_".split())
+
+
+@functools.lru_cache(maxsize=8192)
+def lends_memory(func: Any) -> bool:
+    """Whether a function hands the memory of a tensor to somebody who may write to it unseen."""
+    return getattr(func, "__name__", "") in _LENDING
 
 
 # Of these no schema tells, or it does not tell the truth: running statistics are written by functions that seem to write nothing.
@@ -201,7 +282,7 @@ def is_own_business(frame: FrameType | None) -> bool:
 def business_of(frame: FrameType) -> bool | None:
     """Whether a frame is torch's own business; None where it stands between, and its caller has to be asked."""
     module = frame.f_globals.get("__name__", "")
-    return None if module in _TRANSPARENT else _is_internal(module)
+    return None if module in _TRANSPARENT or stands_in(frame.f_code) else _is_internal(module)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ulpscope.capture.torch_internals import Quiet, is_fake, is_traced
+from ulpscope.capture.torch_internals import Quiet, is_fake, is_foreign, is_traced
 
 __all__ = ["FLOATS", "DeferredExtremes", "is_on_a_device", "is_plain_here", "is_readable", "local_values", "read_extremes", "sum_tells"]
 
@@ -39,6 +39,8 @@ def is_readable(tensor: torch.Tensor) -> bool:
         return False
     if type(tensor) in _PLAIN and tensor.is_cpu:
         return tensor.layout is torch.strided and not is_traced(tensor) and tensor.numel() > 0
+    if is_foreign(tensor):  # whose code is not to be run
+        return False
     if tensor.is_nested or tensor.layout is not torch.strided or is_fake(tensor) or is_traced(tensor):
         return False
     return not tensor.is_meta and tensor.numel() > 0
@@ -63,6 +65,8 @@ def sum_tells(tensor: torch.Tensor) -> bool:
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of this process: the local shard of a distributed tensor; None where a subclass of the user's stands in the way."""
+    if is_foreign(tensor):
+        return None
     if type(tensor) in _PLAIN or not tensor.is_cpu:
         local = getattr(tensor, "to_local", None) if type(tensor) not in _PLAIN else None
         return tensor if local is None else _sharded(local)

@@ -28,9 +28,8 @@ class _HealthPatches(Patches):
 
     def clipping(self, before: Callable[[Any], None]) -> None:
         """`before(parameters)` is called in front of every clipping of gradients."""
-        for home in (torch.nn.utils, torch.nn.utils.clip_grad):
-            for name in ("clip_grad_norm_", "clip_grad_value_"):
-                self._replace(home, name, _clipping(getattr(home, name), before))
+        for function in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_):
+            self.stand_in(function, lambda original: _clipping(original, before))
 
 
 def _clipping(original: Callable[..., Any], before: Callable[[Any], None]) -> Callable[..., Any]:

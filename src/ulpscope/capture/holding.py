@@ -159,6 +159,11 @@ class Outbox:
             self._held.clear()  # nothing more can be written, and nothing may gather
             raise
 
+    def release(self) -> None:
+        """Write what has become complete by itself."""
+        if self._held:
+            self._write_complete()
+
     def _write_complete(self) -> None:
         while self._held:
             self._emit(_complete_of(self._held))

@@ -6,25 +6,31 @@ What is recorded or looked at, and when, is the business of the session that bui
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ulpscope.capture import active
+from ulpscope.capture import active, patching
 from ulpscope.capture.modes import FunctionMode, OpMode, remove_mode
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.patching import Patches
 from ulpscope.capture.safety import Safety
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.state import OptimizerProbe
-from ulpscope.capture.torch_internals import FUSED_MODULES, graph_task, is_jit_tracing
+from ulpscope.capture.torch_internals import FUSED_MODULES, graph_task, is_jit_tracing, keep_from_compiler
 from ulpscope.model import LedgerEntry, Sink
 
 __all__ = ["Session", "has_fast_path", "is_compiled"]
+
+_FOLDER = str(Path(__file__).parent)
 
 
 class Session:
@@ -60,7 +66,7 @@ class Session:
         self._handles: list[Any] = []
         self._clock: weakref.ref[Any] | None = None
         self._is_active = self._is_recording = self._is_paused = False
-        self._has_updated = False
+        self._has_updated = self._knows_pipelines = False
         self._thread = 0
         self._step = 0
 
@@ -86,6 +92,9 @@ class Session:
     def _around_collective(self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
+    def _around_wait(self, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return original(*args)
+
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._has_updated = True
 
@@ -109,10 +118,12 @@ class Session:
             raise
 
     def _install(self) -> None:
+        _keep_ours_from_compiler()
         self._patches.module_calls(self._module_caller())
         self._patches.functions(self._around_function)
         self._patches.backward_passes(self._around_backward)
-        self._patches.collectives(self._around_collective)
+        self._patches.collectives(self._around_collective, self._around_wait)
+        self._see_pipelines()
         self._patches.scaler_steps(self._around_scaler)
         if self._names_operators:
             self._patches.operators(self._around_operator)
@@ -120,6 +131,11 @@ class Session:
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
         self._mode = self._new_mode()
         self._set_mode(on=self._is_recording or isinstance(self._mode, OpMode))
+
+    def _see_pipelines(self) -> None:
+        """Record nothing of what a pipeline does to find out its shapes: it runs on memory that nobody wrote to."""
+        if not self._knows_pipelines:
+            self._knows_pipelines = self._is_active and self._patches.pipelines(self._call_unseen)
 
     def _module_caller(self) -> Callable[..., Any]:
         """What stands around every call of a module."""
@@ -149,12 +165,14 @@ class Session:
         self._handles.clear()
         self._see_nothing_more()
         active.leave(self)
+        self._safety.run("write a note", self._note_idle_patterns)
         self._safety.run("close the run", self._close, complete)
 
     def _see_nothing_more(self) -> None:
         """Take the patches and the mode off; what was seen can still be closed."""
         self._is_recording = False
         self._patches.undo()
+        self._knows_pipelines = False
         if self._mode is not None:
             remove_mode(self._mode)
             self._mode = None
@@ -215,6 +233,11 @@ class Session:
                 self.step()
         return result
 
+    def _note_idle_patterns(self) -> None:
+        """Tell of patterns that chose nothing: a selection with a spelling mistake records nothing, and looks like a recording."""
+        for pattern in self._selection.idle_patterns:
+            self._sink.note(LedgerEntry(what=f"find what {pattern!r} selects", why="it matched nothing that the program did"))
+
     def _note_skipped(self, scaler: Any) -> None:
         self._sink.note(LedgerEntry(what="see an optimizer step", why="GradScaler skipped it", step=self._step))
 
@@ -245,6 +268,18 @@ class Session:
                 self._set_mode(on=True)
 
 
+@functools.cache
+def _keep_ours_from_compiler() -> None:
+    """Tell torch.compile, which looks at every frame that runs while it is on, that those of this package are none of the user's."""
+    loaded = [module for name, module in list(sys.modules.items()) if name.startswith(__package__ + ".")]
+    ours = [module for module in loaded if isinstance(module, ModuleType)]
+    for value in [value for module in ours if module is not patching for value in list(vars(module).values())]:
+        for function in vars(value).values() if isinstance(value, type) else (value,):
+            code = getattr(getattr(function, "__func__", getattr(function, "fget", function)), "__code__", None)
+            if isinstance(code, CodeType) and code.co_filename.startswith(_FOLDER):
+                keep_from_compiler(code)
+
+
 def has_fast_path(module: torch.nn.Module) -> bool:
     """Whether a module would use a fused kernel that it gives up when any torch function mode is active."""
     if module.training or not isinstance(module, FUSED_MODULES):
@@ -253,4 +288,5 @@ def has_fast_path(module: torch.nn.Module) -> bool:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+    """Whether a module runs code that torch compiled or scripted: none of its calls pass where calls are seen."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None or isinstance(module, torch.jit.ScriptModule)

@@ -11,13 +11,16 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ulpscope.capture.calls import caller, never_writes, op_name, written_arguments
+from ulpscope.capture.calls import caller, higher_order_name, lends_memory, never_writes, op_name, written_arguments
 from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.devices import Devices
 from ulpscope.capture.torch_internals import COMPILER
 from ulpscope.model import Level
 
 __all__ = ["ApiMode", "FunctionMode", "OpMode", "WriteGuard", "remove_mode"]
+
+_COMMUNICATION = ("c10d", "_c10d_functional")
+"""Operations that return before what they write to is there."""
 
 
 class _Recorder(Protocol):
@@ -33,6 +36,16 @@ class _Recorder(Protocol):
     ) -> Any: ...
 
     def close_call(self, opened: Any, result: Any) -> None: ...
+
+    def expect_below(self, opened: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def launch_below(self, op: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None: ...
+
+    def lend_memory(self, args: tuple[Any, ...]) -> None: ...
+
+    def run_whole(
+        self, op: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, level: Level = ...
+    ) -> Any: ...
 
 
 class FunctionMode(TorchFunctionMode):
@@ -77,6 +90,8 @@ class _Handler:
         try:
             op = op_name(func)
             opened = self._recorder.open_call(op, args, kwargs, frame=caller(2)) if op is not None else None
+            if op is None and lends_memory(func):
+                self._recorder.lend_memory(args)
             result = func(*args, **kwargs)
             if opened is not None:
                 self._recorder.close_call(opened, result)
@@ -135,7 +150,19 @@ class WriteGuard(FunctionMode):
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every aten operation, forward and backward."""
+    """Sees every aten operation, forward and backward; a higher-order operator, which holds a part of the user's program, is one."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell torch.compile to compile as if this mode were not there: otherwise it gives up, and the program computes otherwise."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch.compile not to stop at this mode: what the user compiles inside an operation of theirs stays compiled."""
+        return False
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -145,10 +172,16 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(mode is self for mode in _get_current_dispatch_mode_stack())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        opened = self._recorder.open_call(str(func), args, kwargs, level="op", written=written_arguments(func))
+        kwargs, op = kwargs or {}, str(func)
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._recorder.run_whole(higher_order_name(func), func, args, kwargs, level="op")
+        opened = self._recorder.open_call(op, args, kwargs, level="op", written=written_arguments(func))
+        if opened is not None and op.startswith("c10d."):
+            self._recorder.expect_below(opened, func, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():  # below autograd, where a subclass of the user's sees nothing without us either
             result = func(*args, **kwargs)
+        if op.startswith(_COMMUNICATION):
+            self._recorder.launch_below(op, func, args, kwargs, result)
         if opened is not None:
             self._recorder.close_call(opened, result)
         return result

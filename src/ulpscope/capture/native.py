@@ -37,10 +37,25 @@ _TRIAL = "import sys; from pathlib import Path; from ulpscope.capture.native imp
 
 def load(file: Path) -> Any:
     """The capsule in a compiled file; raises ImportError where it was made for something else."""
-    loader = ExtensionFileLoader("ulpscope.capture._native", str(file))
+    return _load(os.open(file, os.O_RDONLY | os.O_CLOEXEC), file)
+
+
+def _load(descriptor: int, file: Path) -> Any:
+    """The capsule in an open file, whatever lies at its path by now.
+
+    What was loaded stays open: the system knows it by this name, and must not meet another file under it.
+    """
+    name = f"/proc/self/fd/{descriptor}"
+    if not Path(name).exists():  # a system that hides it: then by the path, to which nobody else can write
+        name = str(file)
+    loader = ExtensionFileLoader("ulpscope.capture._native", name)
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
-    module = module_from_spec(spec)
+    try:
+        module = module_from_spec(spec)
+    except BaseException:
+        os.close(descriptor)
+        raise
     loader.exec_module(module)
     found = (module.VERSION, module.TORCH)
     wanted = (_VERSION, _release(torch.__version__))
@@ -57,11 +72,11 @@ def _release(version: str) -> str:
 
 def _find() -> Any:
     part = _native_home.expected_part() if os.environ.get("ULPSCOPE_NO_KERNEL") != "1" else None
-    if part is None or _native_home.objection(part.file):
+    if part is None:
         return None
     try:
-        return load(part.file)
-    except Exception:  # not an extension module, or one for something else
+        return _load(_native_home.opened(part.file), part.file)
+    except Exception:  # not to be trusted, not an extension module, or one for something else
         return None
 
 
@@ -110,8 +125,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Nobody else builds in `folder` meanwhile; the lock goes with this process, however that ends."""
     import fcntl  # not on every system that can read and compare
 
-    folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o755, exist_ok=True)
+    _native_home.make_folder(folder)
     if problem := _native_home.objection_to_folder(folder):
         raise InputError(f"{problem}, and code is not built there: take that right away, or name another folder in ULPSCOPE_NATIVE")
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from ulpscope.capture.backward import BackwardOfCall, edges_of, watch_backward
-from ulpscope.capture.calls import makes_no_values, may_write, never_writes
+from ulpscope.capture.calls import communicates, leaves_unwritten, makes_no_values, may_write, never_writes
 from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.devices import Devices
 from ulpscope.capture.holding import Draft, Outbox
@@ -54,6 +54,7 @@ class OpenCall(msgspec.Struct, gc=False):
     inputs: list[Taken] = []
     edges: Any = None
     written: frozenset[int | str] = frozenset()
+    given: Any = None  # the arguments themselves, where memory is known that nobody wrote to
 
     @property
     def name(self) -> str | None:
@@ -62,7 +63,7 @@ class OpenCall(msgspec.Struct, gc=False):
     def let_go(self) -> None:
         """Keep what identifies the call, and neither tensors nor graph nodes: the backward side outlives it."""
         self.found = self.inputs = self.versions = _NOTHING
-        self.edges = self.arguments = None
+        self.edges = self.arguments = self.given = None
 
 
 class Observer:
@@ -102,6 +103,9 @@ class Observer:
     def _name_late(self, opened: OpenCall, results: list[Found]) -> bool:
         raise NotImplementedError
 
+    def _communicated(self, opened: OpenCall, results: list[Found]) -> None:
+        raise NotImplementedError
+
     def _index(self, op: str, module: str, recompute: bool) -> int:
         raise NotImplementedError
 
@@ -133,6 +137,8 @@ class Observer:
             opened.index = self._index(op, module, recompute)
             if self._picks_calls and not self._wants_call(module, op, opened.index):
                 return None
+        if self.tensors.unwritten:
+            opened.given = args, kwargs
         opened.versions = [None if tensor.is_inference() else tensor._version for _, tensor in found]
         if self._wants(phase):
             opened.inputs = self.take(found)
@@ -147,9 +153,10 @@ class Observer:
             return
         mutated = self._mutated(opened, results)
         is_undefined = makes_no_values(opened.op)
-        if is_undefined:
-            for _, tensor in results:
-                self.tensors.mark_undefined(tensor)
+        if communicates(opened.op):
+            self._communicated(opened, results)
+        if self.tensors.unwritten or leaves_unwritten(opened.op):
+            self.tensors.follow(opened, results)
         if self._wants(opened.phase):
             slots = opened.inputs + self.take(results, is_undefined=is_undefined)
             if mutated:
@@ -168,6 +175,8 @@ class Observer:
             found = [(slot, tensor) for slot, tensor in found if self._selection.wants_slot(slot)]
         take = self.tensors.take
         with self.lock:
+            if self.tensors.unwritten:
+                self.tensors.prepare(found)
             taken = [take(slot, tensor, is_undefined=is_undefined) for slot, tensor in found]
             if not self.is_patient and self._devices.num_pending:
                 self._devices.flush()

@@ -18,6 +18,7 @@ import torch
 from ulpscope.capture.calls import may_write
 from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.devices import Devices
+from ulpscope.capture.flights import Flight, Flights
 from ulpscope.capture.holding import Outbox
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.observing import UNNAMED, Observer, OpenCall
@@ -26,9 +27,19 @@ from ulpscope.capture.stacks import StackReader
 from ulpscope.capture.state import ModeRow, random_generators
 from ulpscope.capture.taking import Taken
 from ulpscope.capture.tensors import Keep, TensorReader
-from ulpscope.capture.torch_internals import current_node, next_sequence_number, sequence_number
+from ulpscope.capture.torch_internals import (
+    asynchronous_memory,
+    current_node,
+    is_coalescing,
+    is_stream_capturing,
+    is_work_registered,
+    next_sequence_number,
+    sequence_number,
+)
+from ulpscope.capture.values import Values
 from ulpscope.capture.walk import Found, tensors_in
 from ulpscope.model import Arguments, CallName, Frame, LedgerEntry, Level, Phase, Sink, Slot
+from ulpscope.model.memory import OVERWRITTEN
 
 __all__ = ["CallRecorder", "OpenCall"]
 
@@ -80,6 +91,7 @@ class CallRecorder(Observer):
         """How many autograd.Functions of the user's are running."""
         self._wants_forward = selection.wants_phase("forward")
         self._wants_backward = selection.wants_phase("backward")
+        self._generators: dict[str, Any] = {}
         self.begin_step(0)
 
     def _complain(self, what: str, why: str) -> None:
@@ -99,6 +111,7 @@ class CallRecorder(Observer):
             self._recomputed: dict[tuple[str, str], int] = defaultdict(int)
             self._makers: dict[int, tuple[str, tuple[Frame, ...]]] = {}
             self.tensors.forget()
+            self.tensors.flights.end(self.tensors.flights.find(_is_done))
             self._selection.begin_step()
             self._picks_calls = bool(self._selection.names or self._selection.without)
             self._picks_slots = bool(self._selection.slots)
@@ -113,8 +126,15 @@ class CallRecorder(Observer):
             step = self._step
             self._outbox.run(lambda: self._sink.begin_step(step))
             self.has_written = True
+        self._generators = random_generators()
         if self._selection.wants_phase("start"):
-            self.write_state("state.rng", "start", [], Arguments(kwargs=random_generators()))
+            self.write_state("state.rng", "start", [], Arguments(kwargs=self._generators))
+
+    def write_end(self, found: list[Found]) -> None:
+        """Write what is otherwise than at the start of the step: these buffers, and random generators."""
+        generators = random_generators()
+        if found or generators != self._generators:
+            self.write_state("state.end", "end", found, Arguments(kwargs=generators))
 
     def end_step(self, on_end: Callable[[], None] | None = None) -> None:
         """Close the step in the store, once everything of it is written, and then call `on_end`.
@@ -122,6 +142,7 @@ class CallRecorder(Observer):
         It waits for no device, unless tensors are kept: those of the next step must not come into this one.
         """
         with self.lock:
+            self._give_up_flights()
             self._devices.send()
             self._outbox.settle(wait=self._keeps_tensors)
             self._outbox.run(self._sink.end_step)
@@ -132,6 +153,7 @@ class CallRecorder(Observer):
         """Wait for every device, and write everything."""
         with self.lock:
             try:
+                self._give_up_flights()
                 self._outbox.settle(wait=True)
             finally:
                 self._devices.close()
@@ -176,15 +198,93 @@ class CallRecorder(Observer):
         for _, tensor in tensors_in(arguments, "input"):
             self.tensors.forget_storage(tensor)
 
-    def close_collective(self, opened: OpenCall, result: Any) -> None:
-        """Collectives write into their arguments without telling autograd; an asynchronous one has not written yet."""
+    def lend(self, arguments: tuple[Any, ...]) -> None:
+        """Memory is handed out: what nobody wrote to so far may be written to unseen."""
+        self.tensors.lend([tensor for _, tensor in tensors_in(arguments, "input")])
+
+    def close_collective(self, opened: OpenCall, written: list[torch.Tensor] | None) -> None:
+        """Collectives write into their arguments without telling autograd. Of one under way it is known to which: `written`."""
         if opened.index == UNNAMED:
             return
-        for _, tensor in opened.found:
+        found = opened.found
+        self.tensors.lend([tensor for _, tensor in found])
+        if written is None:
+            for _, tensor in found:
+                self.tensors.forget_storage(tensor)
+        else:
+            identities = {id(tensor) for tensor in written}
+            found = [(slot, tensor) for slot, tensor in found if id(tensor) in identities]
+        mutated = self.take([(Slot("mutated", slot.path), tensor) for slot, tensor in found])
+        self._write(opened, "forward", opened.inputs + mutated, opened.arguments)
+
+    def renew(self, arguments: tuple[Any, ...]) -> None:
+        """Take note that the tensors in there were given new memory, to which nobody has written yet."""
+        for _, tensor in tensors_in(arguments, "input"):
+            self.tensors.renew(tensor)
+
+    def leave_out(self, opened: OpenCall, overwritten: list[torch.Tensor]) -> None:
+        """Take the values of tensors for none that go into a call: it writes over them without reading them.
+
+        A sink with `shows_overwritten` wants them all the same, as older tools showed them.
+        """
+        if getattr(self._sink, "shows_overwritten", False):
+            return
+        identities = {id(tensor) for tensor in overwritten}
+        slots = {slot for slot, tensor in opened.found if id(tensor) in identities}
+        for taken in opened.inputs if slots else ():
+            if taken.slot in slots:
+                taken.values = Values(note=OVERWRITTEN)
+
+    def launch(self, op: str, tensors: list[torch.Tensor], handle: Any = None, *, group: Any = None, is_told: bool = False) -> Flight:
+        """A collective has returned before it was done: it writes to these tensors until somebody has waited for it."""
+        with self.lock:
+            self.tensors.lend(tensors)
+            for tensor in tensors:
+                self.tensors.forget_storage(tensor)
+            return self.tensors.flights.begin(op, tensors, handle, group=group, is_told=is_told)
+
+    def land_with(self, handle: Any) -> None:
+        """The program has waited for this handle."""
+        self._land(self.tensors.flights.end_with(handle))
+
+    def land_in(self, tensor: torch.Tensor) -> None:
+        """The program has waited for what a functional collective writes to this memory."""
+        self._land(self.tensors.flights.end_in(tensor))
+
+    def land_on(self, tensors: list[torch.Tensor]) -> None:
+        """A collective that writes to these tensors has returned, and is done."""
+        for tensor in tensors:
+            self._land(self.tensors.flights.end(self.tensors.flights.over(tensor)))
             self.tensors.forget_storage(tensor)
-        is_pending = hasattr(result, "wait")
-        written = [] if is_pending else self.take([(Slot("mutated", slot.path), tensor) for slot, tensor in opened.found])
-        self._write(opened, "forward", opened.inputs + written, opened.arguments)
+
+    def _land(self, flights: list[Flight]) -> None:
+        if flights:
+            with self.lock:
+                self.tensors.land(flights)
+                self._outbox.release()
+
+    @property
+    def flights(self) -> Flights:
+        """The collectives under way."""
+        return self.tensors.flights
+
+    def _communicated(self, opened: OpenCall, results: list[Found]) -> None:
+        """A functional collective was called by its operation."""
+        if ".wait_tensor" in opened.op:
+            for _, tensor in opened.found:
+                self.land_in(tensor)
+        else:
+            self.launch(opened.op, [tensor for _, tensor in results if asynchronous_memory(tensor) is None])
+
+    def _give_up_flights(self) -> None:
+        """Wait for no collective any longer: what its memory holds when the step ends depends on chance."""
+        flights = self.tensors.flights
+        if not len(flights):
+            return
+        self._land(flights.end(flights.find(_is_over_unseen)))
+        for op in sorted(flights.give_up()):
+            self._complain(f"read what {op} received", "nobody had waited for it when the step ended")
+        flights.end(flights.find(_is_done))
 
     def write_state(
         self, op: str, phase: Phase, found: list[Found], arguments: Arguments | None = None, taken: list[Taken] | None = None
@@ -254,3 +354,19 @@ class CallRecorder(Observer):
         else:  # most names come once in a module: thousands of lists of one number would be a burden
             self._indices[key] = index if known is None else [known, index]
         return index
+
+
+def _is_over_unseen(flight: Flight) -> bool:
+    """Whether a collective is done for which somebody waited unseen, if at all."""
+    if flight.group is not None:
+        return not is_coalescing(flight.group)
+    return flight.asks and _is_done(flight)
+
+
+def _is_done(flight: Flight) -> bool:
+    """Whether nothing can come of a collective any more, as far as that can be asked without waiting."""
+    if flight.handle is None:
+        return flight.group is None and not is_work_registered()
+    ask = getattr(flight.handle, "is_completed", None) or getattr(flight.handle, "done", None)
+    is_on_host = all(tensor.is_cpu for *_, tensor in flight.memory)
+    return ask is None or ((is_on_host or not is_stream_capturing()) and bool(ask()))

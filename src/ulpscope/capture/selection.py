@@ -7,7 +7,7 @@ One pattern is one of
     re:layers\\.\\d+/.*linear         a regular expression over `module/call`, matched whole
     module:layers.1                 a module and everything below it
     range:GLOB..GLOB                from the first call that the first glob matches to the first that the second matches, both included
-    phase:backward   slot:output*   only this phase; only these slots
+    phase:backward   slot:output*   only this phase; only these slots (`slot:none` for no slot at all)
     !PATTERN                        not this
 
 Patterns of names, modules and ranges add up; phases and slots narrow what these picked. `@file` reads patterns from a
@@ -20,15 +20,16 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
+from ulpscope._files import read_small
 from ulpscope.errors import InputError
 from ulpscope.model import CallName, Phase, Slot
 
 __all__ = ["Selection"]
 
-_PHASES = ("start", "forward", "backward", "optimizer")
+_MOST_BYTES = 16 << 20
+_PHASES = ("start", "forward", "backward", "optimizer", "end")
 
 Matcher: TypeAlias = Callable[[str, CallName], bool]
 
@@ -66,6 +67,7 @@ class Selection:
     without: list[Callable[[str, CallName], bool]] = field(default_factory=list)
     phases: frozenset[Phase] | None = None
     slots: list[re.Pattern[str]] = field(default_factory=list)
+    _idle: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def parse(
@@ -101,11 +103,28 @@ class Selection:
         if not self.names and not self.without:
             return True
         wanted = [matcher(module, call) for matcher in self.names]
+        if self._idle:
+            self._note_used(self.names, wanted)
         unwanted = [matcher(module, call) for matcher in self.without]
         return (not wanted or any(wanted)) and not any(unwanted)
 
     def wants_slot(self, slot: Slot) -> bool:
-        return not self.slots or any(pattern.fullmatch(str(slot)) for pattern in self.slots)
+        if not self.slots:
+            return True
+        wanted = [pattern.fullmatch(str(slot)) is not None for pattern in self.slots]
+        if self._idle:
+            self._note_used(self.slots, wanted)
+        return any(wanted)
+
+    @property
+    def idle_patterns(self) -> tuple[str, ...]:
+        """Return the patterns that asked for something and have matched nothing yet."""
+        return tuple(self._idle.values())
+
+    def _note_used(self, matchers: Sequence[object], wanted: Sequence[bool]) -> None:
+        for matcher, is_match in zip(matchers, wanted, strict=True):
+            if is_match:
+                self._idle.pop(id(matcher), None)
 
     def _add(self, pattern: str) -> None:
         names = self.names
@@ -120,8 +139,12 @@ class Selection:
             self.phases = chosen if self.phases is None else _merged(self.phases, chosen, names is self.without)  # type: ignore[assignment]
         elif kind == "slot" and names is self.names:
             self.slots.append(re.compile(fnmatch.translate(rest)))
+            if rest != "none":
+                self._idle[id(self.slots[-1])] = pattern
         else:
             names.append(_matcher(kind, rest, body))
+            if names is self.names:
+                self._idle[id(names[-1])] = pattern
 
 
 def _merged(old: frozenset[Phase], new: frozenset[str], narrowing: bool) -> frozenset[str]:
@@ -159,7 +182,7 @@ def _patterns(given: Sequence[str]) -> list[str]:
             patterns.append(pattern)
             continue
         try:
-            lines = Path(pattern[1:]).read_text(encoding="utf-8").splitlines()
+            lines = read_small(pattern[1:], _MOST_BYTES, "list of calls").decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"the selection file {pattern[1:]!r} cannot be read ({error}); give the path of a text file after @") from None
         patterns += [line.partition("#")[0].strip() for line in lines]

@@ -16,17 +16,27 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 
-from ulpscope.capture.calls import caller, is_own_business, never_writes, writes_silently
+from ulpscope.capture.calls import caller, higher_order_name, is_own_business, never_writes, silently_written, writes_silently
+from ulpscope.capture.collectives import overwritten_below, overwritten_values, readable_arguments, written_below, written_values
 from ulpscope.capture.compiled import COMPILED
+from ulpscope.capture.flights import is_handle
 from ulpscope.capture.lifecycle import Session, has_fast_path, is_compiled
 from ulpscope.capture.modes import ApiMode, FunctionMode, OpMode, WriteGuard
 from ulpscope.capture.patching import MODULE_CALL
 from ulpscope.capture.recorder import CallRecorder, OpenCall
 from ulpscope.capture.selection import Selection
+from ulpscope.capture.state import BufferWatch
 from ulpscope.capture.tensors import Keep
 from ulpscope.capture.threads import lend_torch_threads
-from ulpscope.capture.torch_internals import graph_task, inside_transform
-from ulpscope.capture.walk import Found, encode_arguments, slot_and_mark
+from ulpscope.capture.torch_internals import (
+    asynchronous_memory,
+    graph_task,
+    inside_transform,
+    is_coalescing,
+    is_tracing_graph,
+    work_of,
+)
+from ulpscope.capture.walk import Found, encode_arguments, slot_and_mark, tensors_in
 from ulpscope.model import Arguments, LedgerEntry, Level, Sink, Slot
 from ulpscope.numerics.threads import lend_threads
 
@@ -75,7 +85,9 @@ class CaptureSession(Session):
             boundary=MODULE_CALL,
             is_patient=level in ("api", "both"),
         )
+        self._buffers = BufferWatch(self._modules, self._recorder.take)
         self._write_guard: WriteGuard | None = None
+        self._knows_allocations = False
         self._described: set[int] = set()
 
     # ---- life
@@ -85,6 +97,8 @@ class CaptureSession(Session):
         if COMPILED is not None and not COMPILED.HAS_NATIVE:
             self._patches.hook_registration(COMPILED.Registrar)
         self._patches.single_functions(self._functions, self._around_single)
+        if self._level != "op":  # there the mode sees them
+            self._patches.higher_order_operators(self._around_higher_order)
         if self._level == "module":
             self._write_guard = WriteGuard(self._announce, self._recorder.devices)
         lend_torch_threads()
@@ -125,11 +139,14 @@ class CaptureSession(Session):
 
     def _open_step(self, step: int) -> None:
         self._described = set()
+        self._buffers.forget()
         self._recorder.begin_step(step)
 
     def _end_step(self) -> None:
         self._recorder.flush_backward()
         if self._recorder.has_written:
+            if self._selection.wants_phase("end"):
+                self._safely("record the end of a step", self._describe_end)
             self._recorder.end_step(None if self._on_step_end is None else functools.partial(self._on_step_end, self._step))
 
     def _close(self, complete: bool) -> None:
@@ -157,6 +174,19 @@ class CaptureSession(Session):
         if self._safety.is_broken:
             self._is_recording = False
 
+    # ---- memory
+
+    def _see_pipelines(self) -> None:
+        super()._see_pipelines()
+        if self._level == "op" and not self._knows_allocations:  # the calls between that and the first write are seen there alone
+            self._knows_allocations = self._is_active and self._patches.allocations(self._around_allocation)
+
+    def _around_allocation(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
+        if self.is_recording:
+            self._safely("look at new memory", self._recorder.renew, (*args, *kwargs.values()))
+        return result
+
     # ---- calls
 
     def open_call(
@@ -177,9 +207,11 @@ class CaptureSession(Session):
             return None
         if level == "api" and self._names_operators:
             op = self._spoken_name(op)
-        if level == "api" and writes_silently(op):
-            written |= {0}
-            self._safely(f"forget what {op} overwrites", self._recorder.forget_all, args[:1])
+        if writes_silently(op):
+            silent = silently_written(op, args, kwargs)
+            if 0 in silent:
+                self._safely(f"forget what {op} overwrites", self._recorder.forget_all, args[:1])
+            written |= silent
         if frame is None and level == "api":
             frame = caller(2)
         if frame is not None and is_own_business(frame):
@@ -190,17 +222,57 @@ class CaptureSession(Session):
             opened.written = written
         return opened
 
+    def lend_memory(self, args: tuple[Any, ...]) -> None:
+        """The memory of a tensor is handed to somebody who may write to it unseen."""
+        if self.is_recording:
+            self._safely("forget what memory was never written to", self._recorder.lend, args)
+
     def close_call(self, opened: OpenCall, result: Any) -> None:
         """Take down what a call returned."""
         self._safely(f"record the outputs of {opened.op}", self._recorder.close, opened, result)
 
+    def expect_below(self, opened: OpenCall, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operation below Python that communicates is about to be called."""
+        self._safely(f"look at what {func} writes over", self._leave_out, opened, overwritten_below, func, args, kwargs)
+
+    def launch_below(self, op: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operation below Python that communicates has returned, maybe before it is done."""
+        if self._is_active:
+            self._safely(f"follow {op}", self._follow_below, op, func, args, kwargs, result)
+
+    def _follow_below(self, op: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if ".wait_tensor." in op:
+            self._recorder.land_in(args[0])
+            return
+        if "functional" in op:
+            self._recorder.launch(op, [tensor for _, tensor in tensors_in(result, "output")])
+            return
+        works = [each for each in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(each, torch.ScriptObject)]
+        if works:
+            written = [tensor for _, tensor in tensors_in(written_below(func, args, kwargs), "output")]
+            self._recorder.launch(op, written, work_of(works[-1])).asks = True
+
+    def run_whole(
+        self, op: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, level: Level = "api"
+    ) -> Any:
+        """Run something that holds a part of the user's program, and record it as one call, with nothing inside it."""
+        if not self.is_recording:
+            return function(*args, **kwargs)
+        opened: OpenCall | None = self._safely(f"record the inputs of {op}", self._recorder.open, op, args, kwargs, level)
+        result = self._call_unseen(function, args, kwargs)
+        self._safely(f"forget what {op} may have written to", self._recorder.forget_all, (*args, kwargs))
+        if opened is not None:
+            self.close_call(opened, result)
+        return result
+
     # ---- what the patches call
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.is_recording:
+        if not self.is_recording or is_tracing_graph():  # a compiler that runs a part on stand-ins minds modes that come and go
             return original(module, *args, **kwargs)
         is_outermost = self._modules.is_empty()
         if is_outermost:
+            self._see_pipelines()
             self._set_function_mode(on=True)  # an optimizer may have failed, or another thread may have begun the step
         compiled = is_compiled(module)
         unit = self._units.get(module) if self._has_units else None
@@ -245,7 +317,8 @@ class CaptureSession(Session):
 
     def _note_compiled(self, module: torch.nn.Module) -> None:
         path = self._modules.current or type(module).__name__
-        self._sink.note(LedgerEntry(what=f"see the calls inside {path}", why="it is compiled by torch.compile", step=self._step))
+        compiler = "torch.jit" if isinstance(module, torch.jit.ScriptModule) else "torch.compile"
+        self._sink.note(LedgerEntry(what=f"see the calls inside {path}", why=f"it is compiled by {compiler}", step=self._step))
 
     def _call_unseen(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._read_before_change()
@@ -260,8 +333,13 @@ class CaptureSession(Session):
             found: list[Found] = [(Slot.parse(f"parameter.{name}"), tensor) for name, tensor in self._modules.named_parameters(module)]
             found += [(Slot.parse(f"buffer.{name}"), tensor) for name, tensor in self._modules.named_buffers(module)]
             self._recorder.write_state("state.parameters", "start", [(slot, tensor) for slot, tensor in found if not is_lazy(tensor)])
+            self._buffers.remember(module)
         arguments, batch = encode_arguments(args, kwargs)
         self._recorder.write_state("state.batch", "start", batch, arguments)
+
+    def _describe_end(self) -> None:
+        self._recorder.tensors.forget()
+        self._recorder.write_end(self._buffers.changed())
 
     def _around_function(self, apply: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._level not in ("api", "both") or cls.__module__.startswith("torch."):
@@ -280,6 +358,12 @@ class CaptureSession(Session):
         self.close_call(opened, result)
         return result
 
+    def _around_higher_order(self, original: Callable[..., Any], operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        is_inside = isinstance(self._mode, FunctionMode) and self._mode.is_at_work
+        if is_inside or not self.is_recording or is_tracing_graph() or inside_transform():
+            return original(operator, *args, **kwargs)
+        return self.run_whole(higher_order_name(operator), functools.partial(original, operator), args, kwargs)
+
     def _around_single(self, op: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         opened = self.open_call(op, args, kwargs)
         if opened is None:
@@ -289,11 +373,69 @@ class CaptureSession(Session):
         return result
 
     def _around_collective(self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        opened = self.open_call(f"distributed.{name}", args, kwargs) if self._level in ("api", "both") else None
+        self._see_pipelines()
+        op, opened = f"distributed.{name}", None
+        if self._level in ("api", "both"):
+            opened = self.open_call(op, *readable_arguments(name, args, kwargs), frame=caller(3))
+            if opened is not None:
+                self._safely(f"look at what {op} writes over", self._leave_out, opened, overwritten_values, name, original, args, kwargs)
+        else:
+            self._announce(op, args, kwargs)
         result = original(*args, **kwargs)
-        if opened is not None:
-            self._safely(f"record the outputs of {opened.op}", self._recorder.close_collective, opened, result)
+        if self._is_active:
+            self._safely(f"record the outputs of {op}", self._follow, name, original, args, kwargs, result, opened)
         return result
+
+    def _leave_out(self, opened: OpenCall, overwritten: Callable[..., list[Any]], *call: Any) -> None:
+        self._recorder.leave_out(opened, [tensor for _, tensor in tensors_in(overwritten(*call), "mutated")])
+
+    def _follow(
+        self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, opened: OpenCall | None
+    ) -> None:
+        """A collective has returned: write down what it gave, or what has to be waited for."""
+        op, recorder = f"distributed.{name}", self._recorder
+        if "." in name:  # what it gives is what it returns
+            memory = [asynchronous_memory(tensor) for _, tensor in tensors_in(result, "output")]
+            if any(memory):
+                recorder.launch(op, [each[0] for each in memory if each is not None])
+            if opened is not None:
+                recorder.close(opened, result)
+            return
+        written = [tensor for _, tensor in tensors_in(written_values(name, original, args, kwargs), "mutated")]
+        group = kwargs.get("group")
+        handles = [each for each in (result if isinstance(result, list) else [result]) if is_handle(each)]
+        is_collected = is_coalescing(group)
+        if name == "batch_isend_irecv":  # each of its operations was seen by itself
+            pass
+        elif is_collected:
+            recorder.launch(op, written, group=group or torch.distributed.group.WORLD, is_told=opened is not None)
+        elif handles:
+            recorder.launch(op, written, handles[0], is_told=opened is not None)
+        else:
+            recorder.land_on(written)
+        for handle in handles:
+            recorder.flights.shown(handle)
+            self._patches.handles(type(handle), self._around_wait)
+        if opened is not None:
+            recorder.close_collective(opened, written if handles or is_collected else None)
+
+    def _around_wait(self, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        result = original(*args)
+        if self._is_active and len(self._recorder.flights):
+            self._safely("read what a collective received", self._landed, name, args, result)
+        return result
+
+    def _landed(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """The program has waited for something, or asked whether it is done."""
+        if name == "get_future":
+            self._recorder.flights.follow(args[0], result)
+            self._patches.handles(type(result), self._around_wait)
+        elif name == "wait_tensor":
+            self._recorder.land_in(args[0])
+        elif name == "append":
+            self._recorder.flights.handed(lambda group: not is_coalescing(group), args[1])
+        elif name not in ("is_completed", "done") or result:
+            self._recorder.land_with(args[0])
 
     def _around_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_recording:

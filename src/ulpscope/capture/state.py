@@ -7,18 +7,21 @@ import functools
 import hashlib
 import random
 import sys
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from ulpscope.capture.torch_internals import blind, inside_transform
+from ulpscope.capture.torch_internals import blind, device_of, inside_transform, is_foreign
 from ulpscope.capture.walk import Found, encode_arguments
 from ulpscope.model import Modes, Slot
 
 if TYPE_CHECKING:
     from ulpscope.capture.modules import ModuleStack
 
-__all__ = ["ModeRow", "OptimizerProbe", "mode_row", "random_generators", "surrounding_modes"]
+__all__ = ["BufferWatch", "ModeRow", "OptimizerProbe", "mode_row", "random_generators", "surrounding_modes"]
 
 ModeRow = tuple[str | None, bool, bool, bool | None, bool]
 
@@ -31,7 +34,7 @@ def surrounding_modes(found: list[Found], module: torch.nn.Module | None) -> Mod
 
 def mode_row(found: list[Found], module: torch.nn.Module | None) -> ModeRow:
     """The same as the store writes it."""
-    device = _kind(found[0][1].device) if found else "cpu"
+    device = _kind(device_of(found[0][1])) if found else "cpu"
     autocast = None
     if device is not None and torch.is_autocast_enabled(device):
         autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -45,9 +48,9 @@ def mode_row(found: list[Found], module: torch.nn.Module | None) -> ModeRow:
 
 
 @functools.lru_cache(maxsize=256)
-def _kind(device: torch.device) -> str | None:
+def _kind(device: torch.device | None) -> str | None:
     """The kind of a device that knows autocast."""
-    return device.type if torch.amp.is_autocast_available(device.type) else None
+    return device.type if device is not None and torch.amp.is_autocast_available(device.type) else None
 
 
 def random_generators() -> dict[str, Any]:
@@ -59,6 +62,8 @@ def random_generators() -> dict[str, Any]:
         states["torch"] = _digest(torch.get_rng_state().numpy().tobytes())
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             states["cuda"] = [_digest(state.numpy().tobytes()) for state in torch.cuda.get_rng_state_all()]
+        for name, module in _other_accelerators():
+            states[name] = [_digest(state.cpu().numpy().tobytes()) for state in module.get_rng_state_all()]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
@@ -66,8 +71,78 @@ def random_generators() -> dict[str, Any]:
     return states
 
 
+def _other_accelerators() -> list[tuple[str, Any]]:
+    """Backends besides CUDA that are at work and tell the state of their generators."""
+    found = []
+    for name in dict.fromkeys((torch._C._get_privateuse1_backend_name(), "xpu")):
+        module = getattr(torch, name, None)
+        if hasattr(module, "get_rng_state_all") and getattr(module, "is_initialized", bool)():
+            found.append((name, module))
+    return found
+
+
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+_RUNNING = ("running_mean", "running_var")
+"""Buffers that are written to without a new version."""
+_SMALL = 1 << 18
+
+
+class BufferWatch:
+    """Tells which buffers of the models of a step are otherwise at its end.
+
+    A large one is looked at only if its version is another; a small one is read again, which finds what was written in silence, unless
+    its device would tell the values only later.
+    """
+
+    def __init__(self, modules: ModuleStack, take: Callable[[list[Found]], Sequence[Any]]) -> None:
+        self._modules = modules
+        self._take = take
+        self._models: list[weakref.ref[torch.nn.Module]] = []
+        self._before: dict[Slot, tuple[tuple[int, int], Any]] = {}
+
+    def forget(self) -> None:
+        self._models.clear()
+        self._before.clear()
+
+    def remember(self, model: torch.nn.Module) -> None:
+        """Take down the buffers of a model right after they were recorded: nothing is read twice."""
+        self._models.append(weakref.ref(model))
+        for slot, buffer in self._all(model):
+            self._before[slot] = _moment(buffer), self._values(slot, buffer) if _is_small(buffer) else None
+
+    def changed(self) -> list[Found]:
+        models = [model for reference in self._models if (model := reference()) is not None]
+        found = {slot: buffer for model in models for slot, buffer in self._all(model)}
+        return [(slot, buffer) for slot, buffer in found.items() if self._is_changed(slot, buffer)]
+
+    def _is_changed(self, slot: Slot, buffer: torch.Tensor) -> bool:
+        moment, before = self._before.get(slot, (None, None))
+        is_written = moment != _moment(buffer)
+        if before is None or before.waits or not _is_small(buffer):
+            return is_written or slot.path[-1] in _RUNNING
+        now = self._values(slot, buffer)
+        return is_written if now is None or now.waits or now.fingerprint is None else bool(now.fingerprint != before.fingerprint)
+
+    def _values(self, slot: Slot, buffer: torch.Tensor) -> Any:
+        """None where the slot is not to be recorded."""
+        taken = self._take([(slot, buffer)])
+        return taken[0].values if taken else None
+
+    def _all(self, model: torch.nn.Module) -> list[Found]:
+        named = self._modules.named_buffers(model)
+        return [(Slot.parse(f"buffer.{name}"), buffer) for name, buffer in named if not is_lazy(buffer)]
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return not is_foreign(tensor) and tensor.layout is torch.strided and not tensor.is_nested and tensor.nbytes <= _SMALL
+
+
+def _moment(tensor: torch.Tensor) -> tuple[int, int]:
+    """What is another as soon as a tensor is, or was written to."""
+    return id(tensor), -1 if tensor.is_inference() else tensor._version
 
 
 class OptimizerProbe:

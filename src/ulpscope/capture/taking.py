@@ -42,6 +42,9 @@ class Taking:
         self._forms: dict[Any, Form] = {}
         self._keeps_views = False
         self._host_kernel: Any = None
+        self._in_flight: dict[int, Any] = {}
+        self.unwritten: dict[int, Any] = {}
+        """Storages with elements that nobody wrote to (see `unwritten`); empty nearly always."""
 
     def forget(self) -> None:
         raise NotImplementedError
@@ -52,7 +55,13 @@ class Taking:
     def _form(self, tensor: torch.Tensor) -> Form:
         raise NotImplementedError
 
+    def prepare(self, found: list[tuple[Slot, torch.Tensor]]) -> None:
+        raise NotImplementedError
+
     def _look(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool) -> Taken:
+        raise NotImplementedError
+
+    def _take_in_flight(self, slot: Slot, tensor: torch.Tensor) -> Taken | None:
         raise NotImplementedError
 
     def _base(self, known: Values | None, version: int, address: int, form: Form) -> Kept | None:
@@ -65,6 +74,10 @@ class Taking:
         """Take down one tensor; its values may come later. Call it where no function mode is active."""
         if type(tensor) not in PLAIN or is_undefined:
             return self._look(slot, tensor, is_undefined)
+        if self._in_flight:
+            taken = self._take_in_flight(slot, tensor)
+            if taken is not None:
+                return taken
         try:
             storage = tensor.untyped_storage()
             known = values = self._seen.get(storage._cdata)

@@ -12,29 +12,51 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable
+from functools import partial
 from math import prod
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
 
+from ulpscope.capture.calls import makes_no_values, may_grow, writes_by_name
 from ulpscope.capture.compiled import COMPILED
 from ulpscope.capture.device_layouts import merged
 from ulpscope.capture.devices import Devices
+from ulpscope.capture.flights import PARTLY, Flight, Flights
 from ulpscope.capture.taking import FIRST_SWEEP, MOST_STORAGES, PLAIN, Taken, Taking, unlink
-from ulpscope.capture.torch_internals import blind, free_weak_reference, is_fake, is_gone, is_traced, storage_identity, weak_reference
+from ulpscope.capture.torch_internals import (
+    asynchronous_memory,
+    blind,
+    detached,
+    foreign_facts,
+    free_weak_reference,
+    is_coalescing,
+    is_fake,
+    is_foreign,
+    is_gone,
+    is_traced,
+    is_work_registered,
+    storage_identity,
+    weak_reference,
+)
+from ulpscope.capture.unwritten import Unwritten
 from ulpscope.capture.values import Form, Kept, SummaryRow, Values, view_of
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
+from ulpscope.model.memory import MAY_CARRY, NOTHING_WRITTEN, partly_written
 from ulpscope.numerics.kernel import KERNEL
 from ulpscope.numerics.summary import PreparedView, fingerprint_address, summarize_address, summarize_view
 from ulpscope.numerics.summary_kernel import addresses_of
+
+if TYPE_CHECKING:
+    from ulpscope.capture.unwritten import FollowedCall
+    from ulpscope.capture.walk import Found
 
 __all__ = ["Keep", "Taken", "TensorReader", "record_of", "row_of"]
 
 Keep: TypeAlias = Literal["fingerprint", "statistics", "tensors"]
 
 _HOST = 0  # of a form's layouts: the others are by alignment
-_UNDEFINED = "uninitialised memory: values are not read"
 
 
 def row_of(taken: Taken) -> tuple[Any, ...]:
@@ -90,8 +112,12 @@ class TensorReader(Taking):
         self._store = store
         self._devices = devices
         self._keeps_views = keeps_views
+        self._unwritten = Unwritten()
+        self.unwritten = self._unwritten.memories
         self._orders: dict[Any, int] = {}
         self._new_order = itertools.count(1).__next__
+        self.flights = Flights()
+        self._in_flight = self.flights.by_storage
         if COMPILED is not None and KERNEL is not None and keep != "tensors":
             self._host_kernel = COMPILED.HostKernel(*addresses_of(KERNEL), keep == "statistics")
 
@@ -124,21 +150,86 @@ class TensorReader(Taking):
         if type(tensor) in PLAIN and tensor.layout is torch.strided:
             unlink([self._seen.pop(storage_identity(tensor), None)])
 
-    def mark_undefined(self, tensor: torch.Tensor) -> None:
-        """Take the values of a tensor for undefined until somebody writes to it."""
-        if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_inference():
-            return
+    def renew(self, tensor: torch.Tensor) -> None:
+        """Take a tensor's memory for new: what was read of it is forgotten, and nobody has written to it yet."""
+        self.forget_storage(tensor)
+        self._unwritten.add(tensor)
+
+    def prepare(self, found: list[Found]) -> None:
+        """Before tensors are taken down, where memory is known that nobody wrote to: what of it is in them is not read."""
+        for _, tensor in found:
+            is_kept_in_mind = type(tensor) in PLAIN and not tensor.is_inference()
+            missing = self._unwritten.missing(tensor) if is_kept_in_mind else None
+            if missing is not None:
+                self._note(tensor, partial(self._values_where_written, tensor, missing=missing))
+
+    def _note(self, tensor: torch.Tensor, values_of: Callable[[Form], Values]) -> None:
+        """See to it that a tensor is taken down with these values, until somebody writes to it."""
         form = self._form(tensor)
         if form.note:  # a meta tensor has no values to be undefined
             return
         identity = storage_identity(tensor)
-        known = self._seen.get(identity)
+        version, address, mirrors = tensor._version, _address(tensor), tensor.is_neg() + 2 * tensor.is_conj()
+        known = values = self._seen.get(identity)
+        while values is not None:
+            is_same = values.form.order == form.order  # type: ignore[union-attr]
+            if is_same and values.address == address and values.version == version and values.mirrors == mirrors:
+                return
+            values = values.next
         if known is None:
             self._references.append(weak_reference(tensor))
-        mirrors = tensor.is_neg() + 2 * tensor.is_conj()
-        self._seen[identity] = Values(
-            note=_UNDEFINED, version=tensor._version, address=_address(tensor), form=form, mirrors=mirrors, next=known
-        )
+        values = values_of(form)
+        values.version, values.address, values.form, values.mirrors, values.next = version, address, form, mirrors, known
+        self._seen[identity] = values
+
+    def _values_where_written(self, tensor: torch.Tensor, form: Form, *, missing: torch.Tensor) -> Values:
+        """Values with zero in the place of what nobody wrote to; none where that is everything."""
+        with blind():
+            num_missing = int(missing.sum())
+            if num_missing == missing.numel():
+                return Values(note=NOTHING_WRITTEN)
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            written = torch.where(missing.to(plain.device), torch.zeros((), dtype=plain.dtype, device=plain.device), plain).contiguous()
+            values = self._read(written, self._form(written))
+        values.note = partly_written(num_missing, missing.numel())
+        return values
+
+    def follow(self, opened: FollowedCall, results: list[Found]) -> None:
+        """After a call, where memory is known that nobody wrote to, or the call made such: what is unwritten now."""
+        if opened.level == "module":  # the calls inside were followed
+            return
+        made = [tensor for _, tensor in results]
+        if makes_no_values(opened.op):
+            for tensor in made:
+                self._unwritten.add(tensor)
+            return
+        if opened.inputs and may_grow(opened.op):
+            for tensor in made:
+                if type(tensor) in PLAIN and not is_traced(tensor) and tensor.untyped_storage().nbytes() > opened.inputs[0].form.extent:
+                    self._unwritten.grow(tensor, opened.inputs[0].form.extent)
+            return
+        if not self.unwritten or opened.given is None:
+            return
+        written = [
+            tensor
+            for (slot, tensor), version in zip(opened.found, opened.versions, strict=True)
+            if slot.path[0] in opened.written or (writes_by_name(opened.op, slot.path) if version is None else tensor._version != version)
+        ]
+        is_below = opened.level == "op"
+        for tensor in self._unwritten.follow(opened.op, opened.given, opened.found, written, made, is_below_autograd=is_below):
+            if type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_inference():
+                self._note(tensor, partial(self._values_that_may_carry, tensor))
+
+    def _values_that_may_carry(self, tensor: torch.Tensor, form: Form) -> Values:
+        values = self._read(tensor, form)
+        values.note = values.note or MAY_CARRY
+        return values
+
+    def lend(self, tensors: list[torch.Tensor]) -> None:
+        """Memory is handed to somebody who may write to it unseen: from here on it is like any other."""
+        if self.unwritten:
+            for tensor in tensors:
+                self._unwritten.forget(tensor)
 
     def record(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> TensorRecord:
         """Describe one tensor. Call it where no function mode is active."""
@@ -168,21 +259,44 @@ class TensorReader(Taking):
         if not is_plain and is_lazy(tensor):
             form = self._bare_form(tensor, "a lazy parameter that has no shape yet")
             return Taken(slot, form, Values(note=form.note), False)
+        if is_foreign(tensor):
+            return self._look_past_class(slot, tensor, is_undefined)
         if tensor.is_nested:
             shape = tuple(tensor.shape) if tensor.layout is torch.jagged else "?"
             form = self._bare_form(tensor, f"nested tensor of shape {shape}: values are not read")
             return Taken(slot, form, Values(note=form.note), tensor.requires_grad)
         form = self._form(tensor)
         if is_undefined:
-            values = Values(note=_UNDEFINED)
+            values = Values(note=NOTHING_WRITTEN)
         elif form.note:
             values = Values(note=form.note)
-        elif not is_plain:
-            values = self._values_of_subclass(tensor, form)
-        elif is_traced(tensor):
+        elif is_plain and is_traced(tensor):
             values = Values(note="inside a torch.func transform: values are not read")
+        elif self.unwritten and (missing := self._unwritten.missing(tensor)) is not None:
+            values = self._values_where_written(tensor, form, missing=missing)
+        elif not is_plain:
+            return self._look_inside(slot, tensor, form)
         else:
             values = self._read(tensor, form)
+        return Taken(slot, form, values, tensor.requires_grad)
+
+    def _look_past_class(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool) -> Taken:
+        """The same for a class of somebody's, none of whose code is run; on a device it is read at once, since writers are not known."""
+        facts = foreign_facts(tensor)
+        if facts.alias is not None:
+            form = self._form(facts.alias)
+            flying = None if is_undefined else self._take_in_flight(slot, facts.alias)
+            if flying is not None:
+                flying.requires_grad = tensor.requires_grad
+                return flying
+            note = NOTHING_WRITTEN if is_undefined else form.note
+            values = Values(note=note) if note else self._read(facts.alias, form, now=True)
+        else:
+            name, kind = str(tensor.dtype).removeprefix("torch."), type(tensor).__name__
+            note = f"{kind} has no memory of its own: values are not read" if facts.shape is not None else f"{kind} alone knows its shape"
+            device = facts.device or torch.device("cpu")
+            form = Form(name, facts.shape or (), facts.strides, str(device), device.type == "cpu", tensor.dtype, note)
+            values = Values(note=note)
         return Taken(slot, form, values, tensor.requires_grad)
 
     def _form(self, tensor: torch.Tensor) -> Form:
@@ -232,22 +346,62 @@ class TensorReader(Taking):
         name = str(tensor.dtype).removeprefix("torch.")
         return Form(name, (), None, str(tensor.device), tensor.device.type == "cpu", tensor.dtype, note)
 
-    def _values_of_subclass(self, tensor: torch.Tensor, form: Form) -> Values:
+    def _look_inside(self, slot: Slot, tensor: torch.Tensor, form: Form) -> Taken:
+        """Take down a tensor of a class of its own: its local shard, where it has one, and what a collective gave, once that is there."""
         if is_fake(tensor):
-            return Values(note="fake tensor: it has no values")
-        to_local = getattr(tensor, "to_local", None)
-        if to_local is None:
-            return self._read(tensor, form)
-        with blind():
-            local = to_local()
-        placements = getattr(tensor, "placements", None)
-        values = self._read(local, self._form(local))
-        values.note = f"values of the local shard {tuple(local.shape)}, placements {placements}"
-        return values
+            return Taken(slot, form, Values(note="fake tensor: it has no values"), tensor.requires_grad)
+        to_local, inner, note = getattr(tensor, "to_local", None), tensor, ""
+        if to_local is not None:
+            with blind():
+                inner = to_local()
+            note = f"values of the local shard {tuple(inner.shape)}, placements {getattr(tensor, 'placements', None)}"
+        memory = asynchronous_memory(inner)
+        if memory is not None:
+            inner, is_there = memory
+            if not is_there and not self.flights.over(inner) and is_work_registered():
+                self.flights.begin("a functional collective", [inner])  # nobody saw how it began
+        taken = self._take_in_flight(slot, inner, form, note)
+        if taken is None and is_foreign(inner):
+            taken = Taken(slot, form, self._look_past_class(slot, inner, False).values, False)
+            taken.values.note = taken.values.note or note
+        if taken is None:
+            taken = Taken(slot, form, self._read(inner, form if inner is tensor else self._form(inner)), False)
+            taken.values.note = note or taken.values.note
+        taken.requires_grad = tensor.requires_grad
+        return taken
 
-    def _read(self, tensor: torch.Tensor, form: Form, base: Kept | None = None) -> Values:
-        """Values of a tensor, in the store as a view of `base` if there is one."""
-        if not form.is_on_host and self._devices is not None:
+    def _take_in_flight(self, slot: Slot, tensor: torch.Tensor, form: Form | None = None, note: str = "") -> Taken | None:
+        """Take down a tensor to whose memory a collective still writes, without its values; None where none does."""
+        flights = self.flights.over(tensor)
+        if not flights or (form or self._form(tensor)).note:
+            return None
+        landed = [flight for flight in flights if _has_landed(flight, tensor)]
+        if landed:
+            self.land(self.flights.end(landed))
+        flying = [flight for flight in flights if flight not in landed]
+        if not flying:
+            return None
+        taken = Taken(slot, form or self._form(tensor), Values(waits=True), tensor.requires_grad)
+        if not self.flights.holds(flying[0], tensor):
+            taken.values = Values(note=PARTLY)
+            return taken
+        flying[0].awaiting.append((taken, detached(tensor), note))
+        return taken
+
+    def land(self, flights: list[Flight]) -> None:
+        """Read what waited for these collectives, and forget what their memory held before."""
+        for flight in flights:
+            for *_, alias in flight.memory:
+                self.forget_storage(alias)
+        for flight in flights:
+            awaiting, flight.awaiting = flight.awaiting, []
+            for taken, alias, note in awaiting:
+                taken.values = self._read(alias, self._form(alias))
+                taken.values.note = note or taken.values.note
+
+    def _read(self, tensor: torch.Tensor, form: Form, base: Kept | None = None, *, now: bool = False) -> Values:
+        """Values of a tensor, in the store as a view of `base` if there is one; with `now` not later, by its device."""
+        if not form.is_on_host and self._devices is not None and not now:
             values = self._devices.take(tensor, form, base)
             if values is not None:
                 return values
@@ -313,6 +467,16 @@ def _summary_row(summary: Summary) -> SummaryRow:
         summary.num_zero,
         summary.num_subnormal,
     )
+
+
+def _has_landed(flight: Flight, tensor: torch.Tensor) -> bool:
+    """Whether a collective is done for which somebody may have waited unseen, as far as that can be asked without disturbing a device."""
+    if flight.group is not None:
+        return not is_coalescing(flight.group)
+    if not flight.asks or not tensor.is_cpu:
+        return False
+    is_done = getattr(flight.handle, "is_completed", None) or getattr(flight.handle, "done", None)
+    return bool(is_done is not None and is_done())
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,43 +7,62 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
-from typing import Any
+from types import CodeType
+from typing import Any, NamedTuple
 
 import torch
-from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._C._dynamo import eval_frame
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "ACCUMULATE_GRAD",
+    "CAST",
     "COMPILER",
     "FUSED_MODULES",
+    "Foreign",
     "Quiet",
+    "asynchronous_memory",
     "blind",
     "current_node",
     "current_stream",
     "detached",
+    "device_of",
+    "foreign_facts",
     "free_weak_reference",
     "graph_task",
     "has_dispatch_modes",
     "inside_transform",
+    "is_coalescing",
     "is_fake",
+    "is_foreign",
     "is_gone",
     "is_jit_tracing",
     "is_stream_capturing",
     "is_traced",
+    "is_tracing_graph",
+    "is_tracing_program",
+    "is_work_registered",
+    "keep_from_compiler",
     "next_sequence_number",
     "saved_tensors",
     "sequence_number",
     "set_grad_enabled",
     "storage_identity",
     "weak_reference",
+    "without_class",
     "without_function_modes",
+    "work_of",
 ]
 
 ACCUMULATE_GRAD = 2**64 - 1
 """The sequence number of nodes that add into a leaf: larger than any range, so a walk stops there by itself."""
+
+CAST = "ToCopyBackward0"
+"""The name of the node behind a cast to another dtype. Autocast makes one for each weight and hands its result to every later call."""
 
 COMPILER = vars(torch.compiler)
 """The names of torch.compiler. `_is_compiling_flag` is what its `is_compiling` tells outside of the compiler's own tracing, without two
@@ -129,9 +148,181 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def asynchronous_memory(tensor: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
+    """The memory of a result of a functional collective, and whether somebody has waited for it; None for any other tensor."""
+    if type(tensor).__name__ != "AsyncCollectiveTensor":
+        return None
+    result: Any = tensor
+    return result.elem, result.completed
+
+
+def is_work_registered() -> bool:
+    """Whether a functional collective is under way: torch knows of each until somebody waits for it."""
+    size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    return size is None or size() > 0
+
+
+def is_coalescing(group: Any) -> bool:
+    """Whether collectives of a group are being collected, and none of them is sent off yet."""
+    world = torch.distributed.distributed_c10d._world
+    return (group or torch.distributed.group.WORLD) in world.pg_coalesce_state
+
+
+def work_of(script: Any) -> Any:
+    """The handle that Python gets of what an operation below Python returned."""
+    return torch.distributed.Work.unbox(script)
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_OURS_TO_ASK = frozenset(
+    "FakeTensor DTensor NestedTensor AsyncCollectiveTensor FunctionalTensor UninitializedParameter UninitializedBuffer".split()
+)
+"""Tensors of torch's own whose code changes nothing and is nobody's business."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_foreign_kind(kind: type) -> bool:
+    return kind not in _PLAIN and not (kind.__name__ in _OURS_TO_ASK and kind.__module__.startswith("torch."))
+
+
+def _is_of_device(tensor: torch.Tensor, kind: type) -> bool:
+    """Whether a device written in Python makes all its tensors of that class: it stands for memory, as plain tensors do elsewhere."""
+    is_there: bool = torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.PrivateUse1)
+    return is_there and kind is _class_of_device(torch._C._get_privateuse1_backend_name())
+
+
+@functools.lru_cache(maxsize=8)
+def _class_of_device(name: str) -> type:
+    with blind():
+        return type(torch.empty(0, device=name))
+
+
+def is_foreign(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of a class that may count, draw or refuse in its `__torch_dispatch__`: none of its code is to be run by us."""
+    kind = type(tensor)
+    return kind not in _PLAIN and _is_foreign_kind(kind) and not _is_of_device(tensor, kind)
+
+
+class Foreign(NamedTuple):
+    """What a tensor of somebody's class is without its class: as `alias` the same memory, None where it has none to look at. Its shape
+    is None where it keeps that to itself.
+    """
+
+    shape: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
+    device: torch.device | None
+    alias: torch.Tensor | None
+
+
+class _Asked(Exception):
+    """A question about a tensor has reached the code of its class."""
+
+
+class _NobodyAsks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Stands before every class of tensors: a question that one of them would answer is not answered."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _Asked
+
+
+_NOBODY_ASKS = _NobodyAsks()  # type: ignore[no-untyped-call]
+_Base: Any = torch._C.TensorBase
+
+
+def foreign_facts(tensor: torch.Tensor) -> Foreign:
+    """Look at a tensor past its class: of what only the class knows, and of memory that it does not have, nothing is told."""
+    shape = strides = device = storage = None
+    offset = size = 0
+    if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):  # there nobody stands before the class
+        with without_function_modes():
+            torch._C._push_on_torch_dispatch_stack(_NOBODY_ASKS)
+            try:
+                device = _Base.device.__get__(tensor)
+                shape = _whole_numbers(_Base.shape.__get__(tensor))
+                if _Base.layout.__get__(tensor) is torch.strided:
+                    strides = _whole_numbers(_Base.stride(tensor))
+                    offset, size, storage = _Base.storage_offset(tensor), _Base.element_size(tensor), _Base.untyped_storage(tensor)
+            except (_Asked, RuntimeError, NotImplementedError):
+                pass
+            finally:
+                torch._C._pop_torch_dispatch_stack(None)
+    if shape is None or strides is None or device is None or storage is None:
+        return Foreign(shape, strides, device, None)
+    end = 0 if 0 in shape else offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    is_there = _has_memory(storage, end * size)
+    return Foreign(shape, strides, device, _alias(tensor, shape, strides, offset, storage) if is_there else None)
+
+
+def _has_memory(storage: Any, num_bytes: int) -> bool:
+    """Whether so many bytes lie in a storage: a class without memory of its own has one that only says how much it would be."""
+    try:
+        return bool(storage.data_ptr() != 0 and num_bytes <= storage.nbytes())
+    except RuntimeError:
+        return False
+
+
+def _whole_numbers(sizes: Any) -> tuple[int, ...] | None:
+    """A shape, where it is not made of symbols."""
+    return tuple(sizes) if all(type(size) is int for size in sizes) else None
+
+
+def _alias(tensor: torch.Tensor, shape: Any, strides: Any, offset: int, storage: Any) -> torch.Tensor | None:
+    with blind():
+        try:
+            alias = torch.empty(0, dtype=_Base.dtype.__get__(tensor), device=storage.device).set_(storage, offset, shape, strides)
+            alias = alias.conj() if _Base.is_conj(tensor) else alias
+            return alias._neg_view() if _Base.is_neg(tensor) else alias
+        except (RuntimeError, NotImplementedError):  # a quantised dtype, for one
+            return None
+
+
+def without_class(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a plain tensor, where that can be had without running code of a class of somebody's; else what was given."""
+    if not is_foreign(tensor):
+        return tensor
+    alias = foreign_facts(tensor).alias
+    return tensor if alias is None else alias
+
+
+def device_of(tensor: torch.Tensor) -> torch.device | None:
+    """Where a tensor lies, unless only the code of its class knows."""
+    return foreign_facts(tensor).device if is_foreign(tensor) else tensor.device
+
+
 def is_jit_tracing() -> bool:
     """Whether torch.jit.trace is writing down what is called: whatever we did would become part of the user's graph."""
     return torch._C._get_tracing_state() is not None
+
+
+_SYMBOLIC_TRACE = vars(torch.fx._symbolic_trace)
+
+
+def is_tracing_program() -> bool:
+    """Whether torch.fx runs the user's program with proxies for tensors, to write down what it calls."""
+    return bool(_SYMBOLIC_TRACE.get("_is_fx_tracing_flag"))
+
+
+_TRACERS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+
+
+def is_tracing_graph() -> bool:
+    """Whether a graph is being made from stand-ins (fake, functional or proxy tensors): what runs then computes nothing."""
+    return any(torch._C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS)
+
+
+def keep_from_compiler(code: CodeType) -> None:
+    """Keep torch.compile from compiling code of ours as if it were the user's; what it calls, and what a graph calls of it, is looked at.
+
+    Around a graph break it would compile the handler of a mode, and torch 2.13 then returns an inner value of that to the user.
+    """
+    if hasattr(eval_frame, "set_code_exec_strategy"):
+        action: Any = eval_frame._FrameAction
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    elif hasattr(eval_frame, "skip_code"):  # torch before 2.7
+        eval_frame.skip_code(code)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            keep_from_compiler(inner)
 
 
 without_function_modes = torch._C.DisableTorchFunction
@@ -191,7 +382,7 @@ def blind() -> Iterator[None]:
     """A context for our own arithmetic: no mode and no transform sees it, autograd does not track it, autocast does not change it, and
     where the user's compiled code runs around it, the compiler does not look at it.
     """
-    compiler = set_eval_frame(None)
+    compiler = eval_frame.set_eval_frame(None)
     try:
         with (
             without_function_modes(),
@@ -202,4 +393,4 @@ def blind() -> Iterator[None]:
         ):
             yield
     finally:
-        set_eval_frame(compiler)
+        eval_frame.set_eval_frame(compiler)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import re
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -32,6 +33,7 @@ Encoded = tuple[tuple[Any, ...], dict[str, Any] | None]
 
 _PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _PLAIN_VALUES = frozenset((type(None), bool, float))
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _NAMED = (type, FunctionType, BuiltinFunctionType, MethodType)
 _LONGEST_CONTAINER = 4096
 _LONGEST_TEXT = 200
@@ -166,6 +168,6 @@ def _short_repr(value: Any) -> str:
         return f"{value.__module__}.{value.__qualname__}"
     has_own_repr = any("__repr__" in ancestor.__dict__ for ancestor in type(value).__mro__[:-1])
     try:
-        return repr(value)[:_LONGEST_TEXT] if has_own_repr else ""
+        return _ADDRESS.sub("", repr(value))[:_LONGEST_TEXT] if has_own_repr else ""
     except Exception:
         return "(cannot be printed)"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ulpscope.capture.calls import is_own_business, makes_no_values, op_name, writes_silently
+from ulpscope.capture.calls import is_own_business, makes_no_values, op_name, writes_lists
 from ulpscope.capture.extremes import is_plain_here, sum_tells
 from ulpscope.capture.modes import ApiMode
 from ulpscope.capture.modules import ModuleStack
@@ -27,6 +27,7 @@ from ulpscope.capture.torch_internals import (
     current_node,
     graph_task,
     inside_transform,
+    is_foreign,
     is_traced,
     next_sequence_number,
     saved_tensors,
@@ -64,7 +65,7 @@ class Traits(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def traits_of_name(op: str) -> Traits:
-    return Traits(op, makes_nothing_new(op), is_move(op), makes_no_values(op) or gives_data(op), writes_silently(op))
+    return Traits(op, makes_nothing_new(op), is_move(op), makes_no_values(op) or gives_data(op), writes_lists(op))
 
 
 @lru_cache(maxsize=8192)
@@ -366,7 +367,8 @@ def _hands_on(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
     """Whether a node gives each input the gradient that it is given: an addition of equals."""
     if type(node).__name__ != "AddBackward0" or kwargs or len(args) != 2:
         return False
-    return all(isinstance(value, torch.Tensor) and value.shape == result.shape and value.dtype is result.dtype for value in args)
+    tensors = [value for value in args if isinstance(value, torch.Tensor) and not is_foreign(value)]
+    return len(tensors) == 2 and all(value.shape == result.shape and value.dtype is result.dtype for value in tensors)
 
 
 def _can_glance(found: Found) -> bool:

@@ -16,11 +16,12 @@ import torch
 
 from ulpscope.capture.calls import caller, is_own_business
 from ulpscope.capture.extremes import DeferredExtremes, is_plain_here
+from ulpscope.capture.flights import is_handle
 from ulpscope.capture.lifecycle import Session, has_fast_path, is_compiled
 from ulpscope.capture.modes import ApiMode, FunctionMode, OpMode, remove_mode
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import StackReader
-from ulpscope.capture.torch_internals import graph_task, inside_transform
+from ulpscope.capture.torch_internals import device_of, graph_task, inside_transform
 from ulpscope.capture.walk import tensors_in
 from ulpscope.capture.watch import Watch
 from ulpscope.capture.watch_calls import CallMode, CallWatch, traits_of_name
@@ -161,6 +162,8 @@ class WatchSession(Session):
                 return result
         if not self.is_recording:
             return original(module, *args, **kwargs)
+        if self._modules.is_empty():
+            self._see_pipelines()
         if not self._has_begun and self._modules.is_empty():
             self._safety.run("look at a model", self._begin_with, module)
         is_opaque = self._mode is not None and (is_compiled(module) or has_fast_path(module))
@@ -189,14 +192,15 @@ class WatchSession(Session):
         if parameter is None:
             return
         self._has_begun = True
-        if parameter.device.type in ("cpu", "meta"):
+        device = device_of(parameter)
+        if device is None or device.type in ("cpu", "meta"):
             return
         if self._options.calls is None:
             self._watches_modules = True
             if self._mode is not None:
                 remove_mode(self._mode)
                 self._mode = None
-        self._state.look_at_parameters(self._modules.named_parameters(module), parameter.device)
+        self._state.look_at_parameters(self._modules.named_parameters(module), device)
 
     def _call_closely(
         self, original: Callable[..., Any], module: torch.nn.Module, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -247,11 +251,12 @@ class WatchSession(Session):
         return result
 
     def _around_collective(self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.is_recording or is_own_business(caller(2)):
+        self._see_pipelines()
+        if not self.is_recording or is_own_business(caller(3)):
             return original(*args, **kwargs)
         opened = self._safety.run(f"look at the inputs of {name}", self._before_collective, name, args, kwargs)
         result = original(*args, **kwargs)
-        if opened is not None and not hasattr(result, "wait"):
+        if opened is not None and not is_handle(result):
             self._safety.run(f"look at the outputs of {name}", self._watch.received, *opened)
         return result
 

@@ -12,6 +12,7 @@ import torch
 from ulpscope.capture.extremes import is_on_a_device, is_plain_here, is_readable, local_values, sum_tells
 from ulpscope.capture.stacks import StackReader
 from ulpscope.capture.state import OptimizerProbe
+from ulpscope.capture.torch_internals import is_foreign
 from ulpscope.capture.walk import Found, tensors_in
 from ulpscope.capture.watch import Watch
 from ulpscope.capture.watch_records import Place, SeenCall
@@ -66,7 +67,7 @@ class StateWatch:
         found: list[Found] = []
         for number, (_, slot, parameter) in enumerate(self._named(optimizer)):
             is_turn = (number + step) % _ROTATION == 0
-            if is_turn or parameter.is_cpu:
+            if is_turn or is_foreign(parameter) or parameter.is_cpu:
                 found.append((slot, parameter))
             if is_turn:
                 state = optimizer.state.get(parameter, {}) if isinstance(optimizer.state, dict) else {}
@@ -121,4 +122,4 @@ def _by_device(found: Iterable[Found]) -> list[list[Found]]:
 
 
 def _is_moment(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0
+    return isinstance(value, torch.Tensor) and not is_foreign(value) and value.dim() > 0

@@ -3,7 +3,7 @@
  * The compiled passes of ulpscope.numerics: statistics and fingerprint of one tensor, the difference of two, the elements of a view, many
  * differences of tensors that lie in files, and the numbers of a file of frames.
  *
- * Policy. A plain shared library called through ctypes: no Python API, no global state, no allocation, no threads of its own. One pass over
+ * Policy. A plain shared library called through ctypes: no Python API, no global state, no threads of its own; what a call allocates it frees. One pass over
  * memory in blocks that fit the first-level cache; within a block each quantity has a loop of its own that vectorises.
  * The passes are compiled once for each instruction set and chosen at run time. The number of lanes of a floating sum is
  * the same in each of them, and multiply-adds are fused only where the product is exact, so every CPU gives the same bits.
