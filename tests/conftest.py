@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from ulpscope._native_home import expected_part, objection
+from ulpscope._native_home import expected_part, make_folder, objection, objection_to_folder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("ulpscope", deadline=None)
@@ -25,7 +26,11 @@ hypothesis.settings.load_profile("ulpscope")
 def pytest_configure(config: pytest.Config) -> None:
     if "ULPSCOPE_NATIVE" in os.environ or getattr(config, "cache", None) is None:
         return
-    os.environ["ULPSCOPE_NATIVE"] = str(config.cache.mkdir("native") / "parts")
+    place = config.cache.mkdir("native") / "parts"
+    make_folder(place / "part")
+    if objection_to_folder(place / "part"):  # a checkout that others can write to: what lies there is not loaded
+        place = Path(tempfile.mkdtemp(prefix="ulpscope-native-")) / "parts"
+    os.environ["ULPSCOPE_NATIVE"] = str(place)
     part = expected_part()
     if part is not None and objection(part.file) and not config.option.collectonly:
         subprocess.run([sys.executable, "-m", "ulpscope", "build"], stdout=subprocess.DEVNULL, check=False)  # where it cannot, it says why

@@ -2,7 +2,8 @@
 """`ulpscope` and `python -m ulpscope`.
 
 The start and the end of a process take longer than comparing two small runs. So a comparison begins to read them before the rest is
-imported, and ends without taking down the interpreter.
+imported, and ends without taking down the interpreter, as does every command that has loaded torch. Only `run` ends as Python does, since
+a user's script ran in its process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
+from ulpscope.errors import sentence_of, system_error_behind
+
 if TYPE_CHECKING:
     from ulpscope.numerics.guessing import Guess
 
@@ -22,7 +25,12 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command that `sys.argv` names, and leave with its exit code."""
-    words, guess = sys.argv[1:], None
+    words = sys.argv[1:]
+    is_own, guess = words[:1] != ["run"], None
+    if is_own:
+        from ulpscope._optional import keep_triton_out
+
+        keep_triton_out()
     gc.disable()  # until the command begins: nothing of what it imports becomes garbage
     try:
         with (_guess(words[1:]) if words[:1] == ["compare"] else None) or nullcontext() as guess:
@@ -31,9 +39,14 @@ def main() -> NoReturn:
         from ulpscope.cli import LazyGroup
 
         LazyGroup.leave_interrupted()
+    except (OSError, MemoryError, ImportError) as error:  # the same
+        refused = system_error_behind(error)
+        if refused is None:
+            raise
+        sys.stderr.write(f"ulpscope: {ascii(sentence_of(refused))[1:-1]}\n")
+        sys.exit(2)
     finally:
-        gc.freeze()  # the process ends: looking for garbage among all that it holds would take longer than many a command
-        if guess is not None:
+        if is_own and (guess is not None or "torch" in sys.modules):
             _leave_at_once(sys.exc_info()[1])
 
 

@@ -15,6 +15,9 @@ Every message says what was asked, what was found, where, and what to try.
 
 from __future__ import annotations
 
+import errno
+import os
+
 __all__ = [
     "CaptureWarning",
     "DamagedRunError",
@@ -25,6 +28,9 @@ __all__ = [
     "NotARunError",
     "NothingComparableError",
     "UlpscopeError",
+    "sentence_for",
+    "sentence_of",
+    "system_error_behind",
 ]
 
 
@@ -62,3 +68,67 @@ class MissingDependencyError(UlpscopeError, ImportError):
 
 class CaptureWarning(UserWarning):
     """Capture could not record something; training went on unchanged."""
+
+
+_SAID_AS = {os.strerror(number): number for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)} | {
+    "failed to map segment from shared object": errno.ENOMEM,
+    "cannot allocate memory": errno.ENOMEM,
+    "can't allocate memory": errno.ENOMEM,
+    "not enough memory": errno.ENOMEM,
+    "can't start new thread": errno.EAGAIN,
+}
+_LONGEST = 2000
+
+# What the system refuses, and what to try.
+_ADVICE = {
+    errno.EMFILE: "this process may not open more; raise the limit, as in 'ulimit -n 4096', and try again",
+    errno.ENFILE: "the system cannot open more; end what is not needed, and try again",
+    errno.ENOMEM: "there is not enough memory; end what is not needed, or ask for less at once, and try again",
+    errno.ENOSPC: "make room there, or name another place",
+    errno.EDQUOT: "make room there, or name another place",
+    errno.EROFS: "name another place",
+    errno.ENAMETOOLONG: "name a place with a shorter path",
+    errno.EAGAIN: "this user may not start more processes or threads; end what is not needed, and try again",
+    errno.EIO: "the disk or the network behind it fails; look at the system's log",
+}
+
+
+def sentence_of(error: BaseException) -> str:
+    """What went wrong, in one sentence, for whoever typed the command: ours as it is, the system's with what to try."""
+    if isinstance(error, MemoryError):
+        return f"{os.strerror(errno.ENOMEM)}: {_ADVICE[errno.ENOMEM]}"
+    if not isinstance(error, OSError):
+        return _cut(str(error))
+    said = error.strerror or str(error) or type(error).__name__
+    where = f"cannot read or write '{error.filename}': " if error.filename else ""
+    advice = _ADVICE.get(error.errno or 0, "")
+    return f"{where}{said}{': ' if advice and not where else '; ' if advice else ''}{advice}"
+
+
+def sentence_for(error: BaseException) -> str | None:
+    """The sentence for what was refused on purpose or by the system; None for what nobody foresaw."""
+    if isinstance(error, UlpscopeError):
+        return sentence_of(error)
+    refused = system_error_behind(error)
+    return None if refused is None else sentence_of(refused)
+
+
+def _cut(text: str) -> str:
+    """The text without its middle, where it holds a name or a value that has no end."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+
+
+def system_error_behind(error: BaseException) -> OSError | MemoryError | None:
+    """The refusal of the system that an error comes from, itself included; None where it comes from something else.
+
+    A library that cannot be loaded for want of files or memory is told by Python as one that cannot be imported, and torch and the
+    threads of Python have words of their own.
+    """
+    if isinstance(error, (OSError, MemoryError)):
+        return error
+    if isinstance(error, (ImportError, RuntimeError)) and not isinstance(error, UlpscopeError):
+        for words, number in _SAID_AS.items():
+            if words in str(error):
+                return OSError(number, os.strerror(number))
+    behind = error.__cause__ or error.__context__
+    return system_error_behind(behind) if isinstance(error, ImportError) and behind is not None else None

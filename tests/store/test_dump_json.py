@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ulpscope.errors import DamagedRunError, InputError, MissingDependencyError, NotARunError
+from ulpscope.errors import DamagedRunError, InputError, NotARunError
 from ulpscope.model import DTYPES, CallName, CallRecord, Frame, Slot
 from ulpscope.store.dump_json import open_dump, recognize
 from ulpscope.store.foreign import ForeignRun, Numbering, fingerprint, number_ranks, operation, summary
@@ -620,13 +620,47 @@ def test_without_torch_the_tensors_of_real_dumps_read(monkeypatch: pytest.Monkey
     assert all(slot.summary and slot.summary.max == values[slot.content].max() for slot in slots)
 
 
-def test_without_torch_an_unusual_file_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _attributed(tensor: Any) -> Any:
+    tensor.tag = {"a": 1.5, "b": [None]}
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 5}], ids=["zip", "old", "new_pickle"]
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda torch: torch.arange(6.0).reshape(2, 3).to(torch.float8_e4m3fn),
+        lambda torch: torch.arange(6).reshape(3, 2).t().to(torch.uint16),
+        lambda torch: torch.arange(12.0).reshape(2, 2, 3)[1],
+        lambda torch: (torch.arange(6).reshape(2, 3) * (1 + 2j)).conj(),
+        lambda torch: (torch.arange(6).reshape(2, 3) * (1 + 2j)).conj().imag,
+        lambda torch: _attributed(torch.ones(2, 3)),
+        lambda torch: _attributed(torch.nn.Parameter(torch.ones(2, 3))),
+        lambda torch: torch.nn.Buffer(torch.ones(2, 3)),
+    ],
+)
+def test_unusual_files_read_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, options: Any) -> None:
+    torch = pytest.importorskip("torch")
+    run, tensor = tensor_dump(tmp_path, "x.pt"), make(torch)
+    torch.save(tensor, tmp_path / "dump_tensor_data" / "x.pt", **options)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)
+        data = run.tensor(0, 0, "x.pt")
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    assert data.dtype == str(tensor.dtype).removeprefix("torch.")
+    assert bytes(data.buffer) == plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_a_file_of_a_big_endian_machine_reads(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     run = tensor_dump(tmp_path, "x.pt")
-    torch.save(torch.zeros(2, 3).to(torch.float8_e4m3fn), tmp_path / "dump_tensor_data" / "x.pt")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependencyError, match=r"Reading the tensor 'x\.pt' needs the package 'torch'.*'ulpscope\[torch\]'"):
-        run.tensor(0, 0, "x.pt")
+    torch.save(torch.arange(6.0).reshape(2, 3), tmp_path / "dump_tensor_data" / "x.pt")
+    turned = np.arange(6, dtype=">f4").tobytes()
+    change = {"byteorder": b"big", "data/0": turned}
+    _rewritten(tmp_path / "dump_tensor_data" / "x.pt", lambda name, content: change.get(name.partition("/")[2], content))
+    assert bytes(run.tensor(0, 0, "x.pt").buffer) == np.arange(6, dtype="<f4").tobytes()
 
 
 @pytest.mark.parametrize(

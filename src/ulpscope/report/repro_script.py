@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a repro script: its frame, and the parts that only some calls need. Marks between @ signs are filled by repro.py."""
+"""The text of a repro script: its frame, and the parts that only some calls need. Marks between @ signs are filled by repro.py.
+
+The second line fixes the encoding, so that no text of a run can: Python looks for such a line in the first two.
+"""
 
 from __future__ import annotations
 
 __all__ = [
     "ADDED",
     "BACKWARD",
+    "DETERMINISTIC",
     "FORWARD",
     "FRAME",
     "LAYOUT",
@@ -19,6 +23,7 @@ __all__ = [
 ]
 
 MATH = "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)"
+DETERMINISTIC = "torch.use_deterministic_algorithms(True, warn_only=True)\n"
 PLACED = "value.to(device, wide(value.dtype), copy=True)"
 PLACED_AS_RECORDED = "laid_out(value.to(device, wide(value.dtype), copy=True), STRIDES.get(name))"
 
@@ -85,7 +90,7 @@ REFERENCE = """
             is_fault |= tell(what, other, exacts, yardsticks, "differs by") and not asked.device"""
 
 FRAME = '''#!/usr/bin/env python3
-# @HEADLINE@
+# -*- coding: utf-8 -*-
 """Runs one recorded call alone: on a device of this machine, and in float64 on the CPU, which is taken for exact.
 
 Says how far what was recorded, and what this machine computes, is from exact, in units of what an honest kernel errs on these inputs.
@@ -94,6 +99,7 @@ Exit code 1: something errs by more than any honest kernel does. With --device o
 
 import argparse
 import contextlib
+import json
 import math
 import sys
 from pathlib import Path
@@ -101,12 +107,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-WHAT = @WHAT@
-FILES = @FILES@
-RECORDED_ON = @DEVICE@
-DTYPE = @DTYPE@
-LIMITS = @LIMITS@  # honest kernels stay below these multiples of their usual error: at one place, and rms over all
-YARDSTICKS = @YARDSTICKS@
+# What was recorded, as data. Names and texts of the run stand here and nowhere else.
+FACTS = json.loads(@FACTS@)
+FILES = FACTS["files"]
+DTYPE = FACTS["dtype"]
+LIMITS = FACTS["limits"]  # honest kernels stay below these multiples of their usual error: at one place, and rms over all
+TEXTS = FACTS["texts"]
 @TABLES@
 
 def call(t, device, wide):
@@ -139,20 +145,20 @@ def named(value, path="output"):
 
 
 def errs(found, exact, yardstick):
-    """How many times what an honest kernel errs, and that over its limit: rms over all, and at the place that was recorded worst."""
+    """How many times what an honest kernel errs, that over its limit, and of what: rms over all, or at the place recorded worst."""
     found = found.detach().cpu()
     exact = exact.detach().reshape(found.shape)
     if not exact.is_floating_point() and not exact.is_complex():
-        return (math.inf, math.inf) if int((found != exact).sum()) > yardstick["spared"] else (0.0, 0.0)
+        return (math.inf, math.inf, "") if int((found != exact).sum()) > yardstick["spared"] else (0.0, 0.0, "")
     is_finite = torch.isfinite(exact.to(found.dtype))
     if int((torch.isfinite(found) != is_finite).sum()) > yardstick["spared"]:
-        return math.inf, math.inf
+        return math.inf, math.inf, ""
     error = (found.to(exact.dtype) - exact).abs().masked_fill(~is_finite, 0.0)
     rms = float(error.square().mean().sqrt()) / (yardstick["rms"] or math.inf)
-    ratios = [(rms, rms / LIMITS[1])]
+    ratios = [(rms, rms / LIMITS[1], "rms over these elements")]
     if yardstick["at"] is not None:
-        there = float(error[yardstick["at"]]) / yardstick["error"]
-        ratios.append((there, there / LIMITS[0]))
+        there = float(error[tuple(yardstick["at"])]) / yardstick["error"]
+        ratios.append((there, there / LIMITS[0], "the element recorded worst"))
     return max(ratios, key=lambda one: one[1])
 
 
@@ -162,11 +168,17 @@ def tell(what, found, exacts, yardsticks, errs_by="errs"):
     for name, yardstick in yardsticks.items():
         if name not in found:
             continue
-        ratio, share = min((errs(found[name], exact[name], yardstick) for exact in exacts), key=lambda one: one[1])
+        ratio, share, what_of = min((errs(found[name], exact[name], yardstick) for exact in exacts), key=lambda one: one[1])
         is_fault |= share > 1
         times = "beyond all measure" if math.isinf(ratio) else f"{ratio:.3g}x what an honest {DTYPE} kernel errs"
-        print(f"  {what} {name} {errs_by} {times}{'   <-- too much' if share > 1 else ''}")
+        of_what = f" ({what_of}, {share:.3g}x the limit)" if what_of else ""
+        print(f"  {what} {shown(name)} {errs_by} {times}{of_what}{'   <-- too much' if share > 1 else ''}")
     return is_fault
+
+
+def shown(name):
+    """A name with what does not print spelled out."""
+    return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def is_available(device):
@@ -188,9 +200,11 @@ def main():
         parser.error("the inputs were not shrunk, or are too large to be kept twice: leave out --whole")
     if asked.device and not is_available(asked.device):
         parser.error(f"there is no device {asked.device} here")
-    cpu, device = torch.device("cpu"), torch.device(asked.device or (RECORDED_ON if is_available(RECORDED_ON) else "cpu"))
-    yardsticks, is_fault = YARDSTICKS[version], False
-    print(WHAT)
+    recorded_on = FACTS["recorded_on"]
+    cpu, device = torch.device("cpu"), torch.device(asked.device or (recorded_on if is_available(recorded_on) else "cpu"))
+    yardsticks, is_fault = FACTS["yardsticks"][version], False
+    sys.stdout.reconfigure(errors="backslashreplace")
+    print(FACTS["what"])
     for place, (side, file) in enumerate(FILES[version].items()):
         stored = load_file(Path(__file__).resolve().with_name(file))
         values = {name: value for name, value in stored.items() if not name.startswith("recorded.")}

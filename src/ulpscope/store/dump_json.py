@@ -27,6 +27,7 @@ from ulpscope.store.foreign import (
     Reading,
     canonical_dtype,
     fingerprint,
+    is_crowded,
     join_backward,
     mark_late_inputs,
     number_ranks,
@@ -216,6 +217,8 @@ def load_json(file: Path) -> dict[str, Any]:
             f"'{file}' is {size / 1e9:.1f} GB, at most {_MAX_JSON_BYTES >> 30} GiB can be read; dump fewer calls or ranks"
         )
     text = file.read_bytes()
+    if is_crowded(text):
+        raise DamagedRunError(f"'{file}' is all brackets, {size} bytes of them, and no dump; dump this run again")
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

@@ -25,6 +25,9 @@ SCHEMA = "ulpscope.baseline/1"
 _VALUES = ("min", "max", "mean", "rms")
 _COUNTS = ("num_nan", "num_posinf", "num_neginf")
 _MOST_BYTES = 1 << 30
+_LONGEST_LINE = 16 << 20
+_MOST_DIMS = 64
+_MOST_BLANK = 1000
 _DIGITS, _DIGITS_LOW = 9, 6
 _FLOAT = "$float"
 
@@ -204,11 +207,11 @@ def _number(value: float) -> Number:
 def read_envelope(path: Path) -> Envelope:
     """Read the file, or say in which line it is not what it should be."""
     lines = _read_lines(path)
-    head = _head(lines[0] if lines else b"", path)
+    head = _head(next(lines, b""), path)
     calls: list[_Draft] = []
     known: dict[str, _SlotLine] = {}
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
+    for number, line in enumerate(lines, 2):
+        if not line.strip() and number < _MOST_BLANK:
             continue
         try:
             if line.startswith(b" "):
@@ -244,8 +247,8 @@ class _Draft:
         else:
             known[f"{self.record.order}/{slot}"] = line
         shape = tuple(line.shape or ())
-        if any(size < 0 for size in shape) or not line.dtype:
-            raise ValueError("a slot without a dtype or with a negative size")
+        if any(size < 0 for size in shape) or len(shape) > _MOST_DIMS or not line.dtype:
+            raise ValueError("a slot without a dtype, with a negative size or with more dimensions than any tensor")
         low, high = (_summary(line, end, shape) for end in (0, -1))
         self.lowest.append(
             TensorRecord(slot=slot, dtype=line.dtype, shape=shape, summary=low, fingerprint=line.fingerprint or None, note=line.note)
@@ -256,13 +259,16 @@ class _Draft:
         return EnvelopeCall(replace(self.record, slots=tuple(self.lowest)), tuple(self.highest))
 
 
-def _read_lines(path: Path) -> list[bytes]:
+def _read_lines(path: Path) -> Iterator[bytes]:
+    num_bytes = 0
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(
-                f"the baseline '{path}' has {path.stat().st_size} bytes, more than any baseline; give the file that --update wrote"
-            )
-        return path.read_bytes().split(b"\n")
+        with path.open("rb") as stream:
+            while line := stream.readline(_LONGEST_LINE):
+                num_bytes += len(line)
+                if num_bytes > _MOST_BYTES or len(line) == _LONGEST_LINE:
+                    what = f"a line of {_LONGEST_LINE}" if num_bytes <= _MOST_BYTES else f"more than {_MOST_BYTES}"
+                    raise InputError(f"the baseline '{path}' has {what} bytes, more than any baseline; give the file that --update wrote")
+                yield line.removesuffix(b"\n")
     except OSError as error:
         advice = "write it first with --update" if isinstance(error, FileNotFoundError) else "give the file that --update wrote"
         raise InputError(f"the baseline '{path}' cannot be read: {error.strerror}; {advice}") from error

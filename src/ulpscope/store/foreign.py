@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ulpscope._optional import require
-from ulpscope.errors import DamagedRunError, MissingDependencyError, NotARunError
+from ulpscope.errors import DamagedRunError, NotARunError
 from ulpscope.model import DTYPES, CallName, CallRecord, Frame, LedgerEntry, RunInfo, Slot, Summary, TensorData, TensorRecord
-from ulpscope.store.torch_archive import MAX_EXPANDED_BYTES, open_plain_tensor
+from ulpscope.store.torch_archive import open_plain_tensor, open_unusual_tensor
 
 __all__ = [
     "NOT_RECORDED",
@@ -29,6 +28,7 @@ __all__ = [
     "Reading",
     "canonical_dtype",
     "fingerprint",
+    "is_crowded",
     "join_backward",
     "mark_late_inputs",
     "nested_arguments",
@@ -87,6 +87,11 @@ _SINGLE_NODE = """
     sigmoid silu sin softmax softplus sqrt square sub sub_ sum t tanh transpose unsqueeze view __getitem__ __rsub__
 """
 _SINGLE_NODE_CALLS = frozenset(_SINGLE_NODE.split())
+
+_MOST_SKIPPED = 64  # arguments that are no tensors, of which the tool tells nothing
+_MOST_SKIPPED_OF_EACH = 16
+_MOST_CROWDED = 16 << 20
+_MOST_NPY_HEADER = 1 << 16
 
 _NPY_HEADER = re.compile(
     rb"\{'descr': '(?P<dtype>[<|][a-z][0-9]{1,2})', 'fortran_order': False, "
@@ -256,13 +261,21 @@ def fingerprint(text: object) -> str | None:
     return None
 
 
-def nested_arguments(leaves: Mapping[tuple[int | str, ...], Any]) -> list[Any]:
+def nested_arguments(leaves: Mapping[tuple[int | str, ...], Any], file: Path) -> list[Any]:
     """Values by path as nested lists; positions that the tool skipped are marked."""
     groups: dict[int, dict[tuple[int | str, ...], Any]] = {}
     for path, value in leaves.items():
         groups.setdefault(int(path[0]), {})[path[1:]] = value
-    values = (groups.get(at, {(): NOT_RECORDED}) for at in range(max(groups, default=-1) + 1))
-    return [group[()] if () in group else nested_arguments(group) for group in values]
+    count = max(groups, default=-1) + 1
+    if count > _MOST_SKIPPED + _MOST_SKIPPED_OF_EACH * len(groups):
+        raise DamagedRunError(f"'{file}' tells of argument {count - 1} of a call but of only {len(groups)} others; dump this run again")
+    values = (groups.get(at, {(): NOT_RECORDED}) for at in range(count))
+    return [group[()] if () in group else nested_arguments(group, file) for group in values]
+
+
+def is_crowded(text: bytes) -> bool:
+    """Whether JSON is little but brackets, each pair of which becomes twenty times as much memory; no dump is."""
+    return len(text) > _MOST_CROWDED and text.count(b"[") + text.count(b"{") > max(_MOST_CROWDED, len(text)) // 8
 
 
 def user_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
@@ -392,11 +405,11 @@ def open_tensor(file: Path) -> TensorData:
     """The tensor in a .npy or .pt file; nothing in it is run."""
     try:
         return _open_npy(file) if file.suffix == ".npy" else _open_pt(file)
-    except (DamagedRunError, MissingDependencyError):
+    except DamagedRunError:
         raise
     except Exception as error:
         # numpy and torch raise nearly anything for bytes that they do not understand
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).partition("\n")[0][:300] or type(error).__name__
         raise DamagedRunError(f"'{file}' cannot be read as a tensor ({reason}); copy it again, or dump this run again") from error
 
 
@@ -423,6 +436,12 @@ def _open_plain_npy(file: Path) -> TensorData | None:
 def _open_with_numpy(file: Path) -> TensorData:
     import numpy as np
 
+    with file.open("rb") as stream:
+        head = stream.read(12)
+    if head[:6] != b"\x93NUMPY":
+        raise ValueError("it does not begin as numpy.save begins a file")
+    if head[6:7] != b"\x01" and int.from_bytes(head[8:], "little") > _MOST_NPY_HEADER:
+        raise ValueError("it claims a header that is larger than any")
     array = np.load(file, mmap_mode="r", allow_pickle=False)
     name = array.dtype.newbyteorder("=").name
     if name not in DTYPES:
@@ -432,20 +451,4 @@ def _open_with_numpy(file: Path) -> TensorData:
 
 
 def _open_pt(file: Path) -> TensorData:
-    return open_plain_tensor(file) or _open_with_torch(file)
-
-
-def _open_with_torch(file: Path) -> TensorData:
-    torch = require("torch", extra="torch", purpose=f"Reading the tensor '{file.name}'")
-    with file.open("rb") as stream:
-        is_zip = stream.read(2) == b"PK"
-    value = torch.load(str(file), map_location="cpu", weights_only=True, mmap=is_zip)
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        raise DamagedRunError(f"'{file}' holds a {type(value).__name__}, not a dense tensor; dump this run again")
-    if value.numel() * value.element_size() > max(MAX_EXPANDED_BYTES, file.stat().st_size):
-        raise DamagedRunError(f"'{file}' is a small file that claims a tensor of shape {list(value.shape)}; dump this run again")
-    tensor = value.detach().resolve_conj().resolve_neg().contiguous()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise DamagedRunError(f"'{file}' holds values of type '{name}', which ulpscope cannot compare; leave this call out")
-    return TensorData(name, tuple(tensor.shape), memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return open_plain_tensor(file) or open_unusual_tensor(file)

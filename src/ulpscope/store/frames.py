@@ -2,7 +2,8 @@
 """Frames: records written one after another, so that a kill can cost only the last one.
 
 A frame is a length, a checksum and a MessagePack array whose first element is its kind. Nothing here trusts a length:
-a frame that claims more than its file holds, or more than MAX_BODY, is a bad frame, and reading stops in front of it.
+a frame that claims more than its file holds, or more than MAX_BODY, or that holds more values than any call, is a bad frame, and reading
+stops in front of it.
 The layout is specified in docs/store-format.md, and capture/_compiled.pyx writes it too; change all three together.
 """
 
@@ -68,9 +69,11 @@ __all__ = [
 FILE_MODE = 0o640
 FOLDER_MODE = 0o750
 MAX_BODY = 64 << 20
+MAX_VALUES = 2 << 20  # texts, lists and maps, each of which takes up to 250 bytes in memory and as few as one here
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _HEAD = struct.Struct("<II")
+_BEGINNINGS = bytes([*range(0x80, 0xC0), *range(0xC4, 0xCA), *range(0xD4, 0xE0)])  # of such values, and inside other ones
 _END_BODY = struct.Struct(">BBBIBI")
 _END_SIZE = _HEAD.size + _END_BODY.size
 
@@ -425,6 +428,9 @@ class FrameReader:
             body = file.read(length)
             if zlib.crc32(body) != checksum:
                 self.problem = "the checksum of a frame is wrong"
+                return
+            if len(body) > MAX_VALUES and len(body) - len(body.translate(None, _BEGINNINGS)) > MAX_VALUES:
+                self.problem = "a frame holds more values than any call has"
                 return
             yield body
 

@@ -9,7 +9,6 @@ is never loaded. A line is read when its values are asked for; only its place in
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from ulpscope.errors import DamagedRunError, NotARunError
 from ulpscope.model import Arguments, CallName, CallRecord, LedgerEntry, Phase, RunInfo, Slot, TensorData, TensorRecord
 from ulpscope.numerics.summary import summarize
 from ulpscope.store.foreign import canonical_dtype, join_backward, nested_arguments, operation, tensor_shape
+from ulpscope.store.pkl import json_array
 
 __all__ = ["HooksLine", "HooksRun", "open_dump", "recognize"]
 
@@ -114,7 +114,7 @@ class HooksRun:
         """The values of the line that begins there."""
         with self._path.open("rb") as stream:
             stream.seek(offset)
-            parsed = _array(stream.readline())
+            parsed = json_array(stream.readline())
         values = _floats(parsed[1]) if parsed is not None and len(parsed) > 1 else None
         if values is None or values.size != prod(shape):
             raise DamagedRunError(f"'{self._path}' has no {prod(shape)} numbers at byte {offset}; dump this run again")
@@ -125,7 +125,7 @@ class HooksRun:
         offset = 0
         with self._path.open("rb") as stream:
             for count, text in enumerate(stream, 1):
-                parsed = _array(text)
+                parsed = json_array(text)
                 if parsed is None and not text.endswith(b"\n"):
                     self._ledger.append(LedgerEntry(what=f"reading line {count} of {self._path.name}", why="it was not written to its end"))
                     return
@@ -157,7 +157,7 @@ class HooksRun:
                 call=call,
                 phase=phase,
                 level="module" if match["namespace"] == "Module" else "api",
-                arguments=Arguments(args=tuple(nested_arguments(inputs))) if phase == "forward" else None,
+                arguments=Arguments(args=tuple(nested_arguments(inputs, self._path))) if phase == "forward" else None,
                 slots=tuple(record for _, record in slots),
             )
 
@@ -196,14 +196,6 @@ def _line(parsed: list[Any], offset: int) -> HooksLine | None:
         return None
     shape = tensor_shape(parsed[3])
     return None if shape is None else HooksLine(parsed[0], str(parsed[2])[:64], shape, offset)
-
-
-def _array(text: bytes) -> list[Any] | None:
-    try:
-        values = json.loads(text) if text.strip() else []
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, list) else None
 
 
 def _floats(values: object) -> np.ndarray[Any, np.dtype[np.float32]] | None:

@@ -27,6 +27,7 @@ from ulpscope.store.foreign import (
     Reading,
     canonical_dtype,
     fingerprint,
+    is_crowded,
     join_backward,
     mark_late_inputs,
     nested_arguments,
@@ -184,6 +185,8 @@ def _lines(place: Place) -> tuple[list[_Line], list[LedgerEntry], bool]:
 
 def json_array(text: bytes) -> list[Any] | None:
     """One line, None where it is no array; a blank one is an empty array."""
+    if is_crowded(text):
+        return None
     try:
         values = json.loads(text) if text.strip() else []
     except (ValueError, RecursionError):
@@ -225,7 +228,7 @@ class _Call:
             call=call,
             phase=phase,
             level="module" if call.op.startswith("module.") else "api",
-            arguments=Arguments(args=tuple(nested_arguments(self.arguments))) if phase == "forward" else None,
+            arguments=Arguments(args=tuple(nested_arguments(self.arguments, place.file))) if phase == "forward" else None,
             slots=tuple(self.slots.values()),
             stack=self.stack,
         )

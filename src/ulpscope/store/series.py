@@ -40,6 +40,7 @@ MAX_BYTES = 4 << 30
 MOST_STEPS = 20_000
 MOST_TARGETS = 1_000_000
 MOST_COLUMN_BYTES = 256 << 20
+MOST_DENSE_BYTES = 768 << 20  # the columns with room for every target in every step, and as many signs as the widest has
 MAX_ALERTS_BYTES = 16 << 20
 LEDGER = "ledger.jsonl"
 ALERTS = "alerts.jsonl"
@@ -496,13 +497,23 @@ class _Columns:
         self._picked[id(layout)] = (layout, *found)
         return found
 
+    def _thin_out(self, step_bytes: int) -> None:
+        """Let every other step go until all of them fit into the memory that columns may take."""
+        while len(self._rows) > 2 and len(self._rows) * step_bytes > MOST_DENSE_BYTES:
+            self._rows = self._rows[::2]
+            self._every *= 2
+            self._num_bytes //= 2
+        if len(self._rows) * step_bytes > MOST_DENSE_BYTES:
+            raise DamagedRunError(f"a step of the series takes {step_bytes} bytes as columns; it is damaged, or not a watched run")
+
     def series(self, rank: int) -> HealthSeries:
         targets = tuple(self._targets[key] for key in self._places)
+        width = max((-(-target.num_samples // 8) for target in targets), default=0) if self._with_signs else 0
+        self._thin_out(len(targets) * (1 + 8 * len(STATISTICS) + width + (8 * len(self._bounds) + 8 if self._bounds else 0)))
         shape = (len(self._rows), len(targets))
         values = np.full((*shape, len(STATISTICS)), np.nan)
         present = np.zeros(shape, dtype=bool)
-        width = max((-(-target.num_samples // 8) for target in targets), default=0)
-        signs = np.zeros((*shape, width), dtype=np.uint8) if self._with_signs and width else None
+        signs = np.zeros((*shape, width), dtype=np.uint8) if width else None
         histograms = np.zeros((*shape, len(self._bounds) + 1), dtype=np.int64) if self._bounds else None
         for number, (_, _, places, row, _, bits, counts) in enumerate(self._rows):
             values[number, places] = row

@@ -122,7 +122,7 @@ def call_records() -> st.SearchStrategy[CallRecord]:
         step=st.just(0),
         order=_counts,
         call=st.builds(CallName, st.text(min_size=1, max_size=12), _counts),
-        phase=st.sampled_from(["start", "forward", "backward", "optimizer"]),
+        phase=st.sampled_from(["start", "forward", "backward", "optimizer", "end"]),
         level=st.sampled_from(["api", "module", "op", "state"]),
         module=_names,
         parent=_names,
