@@ -113,3 +113,18 @@ def test_layer_norm_of_one_element_is_wrong_in_this_torch(tmp_path: Path) -> Non
     assert [(call.call.short, call.phase) for call in check.failures] == [("layer_norm", "backward")]
     assert "output.weight" in [str(slot.slot) for slot in check.failures[0].slots if slot.status == "failed"]
     assert [finding.kind for finding in check.findings if finding.level == "fault"] == ["kernel"]
+
+
+def test_a_gradient_that_is_added_up_in_16_bits_is_wrong_in_this_torch(tmp_path: Path) -> None:
+    """The CPU's layer norm keeps the sums of its weight's and bias's gradients in bfloat16: bit for bit a running sum of such numbers."""
+    torch.manual_seed(0)
+    bias, gradient = torch.zeros(32, requires_grad=True), torch.randn(8192, 32).bfloat16()
+    with Capture(tmp_path / "run", keep="tensors") as capture:
+        F.layer_norm(torch.randn(8192, 32).bfloat16(), (32,), torch.ones(32), bias).backward(gradient)
+        capture.step()
+    running = torch.zeros(32, dtype=torch.bfloat16)
+    for row in gradient:
+        running = running + row
+    assert torch.equal(bias.grad, running.float())  # type: ignore[arg-type]
+    check = check_run(tmp_path / "run", isolated=False)
+    assert [(call.call.short, call.phase) for call in check.failures] == [("layer_norm", "backward")]

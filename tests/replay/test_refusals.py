@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,13 @@ def test_a_record_made_by_hand_runs() -> None:
     aten.add.__call__ aten.add._schema aten._index_put_impl_.default aten._unsafe_index.Tensor ops.aten.from_file ops.prim.device.default
     ops.c10d.allreduce_.default ops._c10d_functional.all_reduce.default ops.profiler._record_function_enter.default
     ops.ulpscope_replay.writes_file ops.inductor.accumulate_grad_.default ops.no_such_library.operation torch.linalg.torch
-    torch.nn.init.warnings torch.fft.sys torch.special.os torch._C._nn.__loader__
+    torch.nn.init.warnings torch.fft.sys torch.special.os torch._C._nn.__loader__ torch.__builtins__.eval torch.__builtins__.exec
+    functional.__dict__ functional.__loader__.load_module Tensor.tofile Tensor.__torch_function__ Tensor.__dir__ torch.serialization.load
+    torch.serialization.add_safe_globals torch.package.PackageImporter torch.hub.load_state_dict_from_url torch.library.custom_op
+    torch.overrides.handle_torch_function torch._dynamo.optimize torch.utils.cpp_extension.load_inline torch._C._nn.__class__
+    torch.result_type VF.save VF.load VF.__builtins__ torch.fft.torch.load ops.quantized.linear_prepack.default quantized.linear.default
+    ops.mkldnn._linear_pointwise.default ops.aten.set.source_Storage aten.set.source_Storage ops.aten._nnpack_available
+    ops.torch.load ops.__class__.__init__ ops._dir.append ops.loaded_libraries.add ops.import_module.x ops.higher_order.cond
     """.split(),
 )
 def test_only_arithmetic_is_called(op: str) -> None:
@@ -89,6 +96,41 @@ def test_only_arithmetic_is_called(op: str) -> None:
 def writes_file(x: torch.Tensor, path: str) -> torch.Tensor:
     Path(path).write_text("harm")
     return x.clone()
+
+
+@pytest.mark.parametrize("op", ["torch.save", "torch.from_file", "aten.from_file.default", "ops.aten.save", "Tensor.tofile", "VF.save"])
+def test_no_name_of_a_dump_writes_a_file(op: str, tmp_path: Path) -> None:
+    for arguments in ((X, str(tmp_path / "harm")), (str(tmp_path / "harm"), True, 4)):
+        with pytest.raises(NotReplayable):
+            run(record(op, *arguments, slots={"input.0": "x"}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_can_be_named_takes_tensors_and_numbers() -> None:
+    """Of all operations that torch registers and a dump may name, none takes text but a choice among words."""
+    texts = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        op = name.replace("::", ".") if "." in name else f"{name.replace('::', '.')}.default"
+        try:
+            function = function_of(op, "op")
+        except NotReplayable:
+            continue
+        if isinstance(function, torch._ops.OpOverload) and not re.search("dimname|names|named", function._overloadname, re.IGNORECASE):
+            texts |= {argument.name for argument in function._schema.arguments if "str" in str(argument.type)}
+            assert not any("Storage" in str(argument.type) for argument in function._schema.arguments), op
+    assert texts <= set(
+        """
+        UPLO activation approximate driver equation indexing interpolation mode norm ord p pad_mode padding padding_side reduce
+        rounding_mode side
+        """.split()
+    )
+
+
+def test_asking_for_a_name_makes_nothing() -> None:
+    """`torch.ops` makes a namespace of whatever it is asked for."""
+    with pytest.raises(NotReplayable):
+        function_of("ops.ulpscope_never_heard_of.x")
+    assert "ulpscope_never_heard_of" not in vars(torch.ops)
 
 
 def test_a_registered_operation_that_takes_text_is_not_called(tmp_path: Path) -> None:

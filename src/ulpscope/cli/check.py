@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ulpscope.cli.seeds import checked_seed
 from ulpscope.cli.terminal import open_console, showing_progress
+from ulpscope.report.escaping import visible
 
 if TYPE_CHECKING:
     from ulpscope.model.checks import Check
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 _FILE = click.Path(path_type=Path)
+_EXIT_CODES = {"sound": 0, "wrong": 1, "unknown": 2}
 _EPILOG = """
 \b
 Examples:
@@ -31,13 +34,19 @@ Examples:
 RUN may have kept its tensors (the calls get their real inputs) or statistics alone (inputs are made from them, the same for the same
 --seed). It may be a run of ulpscope, or a dump of msprobe, ptdbg or api_accuracy_checker.
 
-Exit codes: 0 nothing is wrong, 1 something is, 2 the question could not be answered (also where no call could be checked).
+Exit codes: 0 nothing that was checked is wrong, 1 something is, 2 the question could not be answered (also where no call could be checked,
+or every module is opaque). Where not all that ran was checked, the answer begins with the share that was.
 """
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("run", type=_FILE)
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="The device under test: cpu, cuda, cuda:1, npu ...")
+@click.option(
+    "--device",
+    default=None,
+    metavar="NAME",
+    help="The device under test: cpu, cuda:1, npu ... Default: that of the recording, if it is here.",
+)
 @click.option(
     "--reference-precision",
     type=click.Choice(["auto", "float64"]),
@@ -60,7 +69,7 @@ Exit codes: 0 nothing is wrong, 1 something is, 2 the question could not be answ
 @click.option("--save-failures", type=_FILE, metavar="DIR", help="Keep inputs and results of each failed call there, as safetensors.")
 @click.option("--resume", is_flag=True, help="Go on with a check that was ended: what it found is not looked for again.")
 @click.option("--overflow", is_flag=True, help="Only calls that made inf or NaN from clean inputs: was that normal in their dtype?")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="For inputs that are made from statistics.")
+@click.option("--seed", type=int, callback=checked_seed, default=0, show_default=True, metavar="N", help="For inputs made from statistics.")
 @click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, metavar="SECONDS", help="The most for one call.")
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Import this first: it registers operations or a device.")
 @click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write a row for each result.")
@@ -72,7 +81,7 @@ Exit codes: 0 nothing is wrong, 1 something is, 2 the question could not be answ
 def check(
     ctx: click.Context,
     run: Path,
-    device: str,
+    device: str | None,
     reference_precision: str,
     jobs: int,
     select: tuple[str, ...],
@@ -110,8 +119,8 @@ def check(
         "resume": resume,
     }
     if resume and not quiet and not Path(words["journal"]).exists():
-        click.echo(f"there is no journal '{words['journal']}': the check begins anew", err=True)
-    with nullcontext() if quiet else showing_progress(f"checking on {device}") as progress:
+        click.echo(visible(f"there is no journal '{words['journal']}': the check begins anew"), err=True)
+    with nullcontext() if quiet else showing_progress(f"checking on {device}" if device else "checking") as progress:
         from ulpscope.workflows.checking import check_run
 
         found = check_run(run, **words, progress=progress)
@@ -119,20 +128,13 @@ def check(
         _print(found)
     for kind, path in wanted.items():
         _write(found, kind, path)
-    ctx.exit(_exit_code(found))
+    ctx.exit(_EXIT_CODES[found.verdict])
 
 
-def _exit_code(found: Check) -> int:
-    counts = found.counts
-    if counts["failed"]:
-        return 1
-    return 2 if found.calls and counts["skipped"] == len(found.calls) else 0
-
-
-def _journal_path(run: Path, device: str, wanted: dict[str, Path], resume: bool) -> Path | None:
+def _journal_path(run: Path, device: str | None, wanted: dict[str, Path], resume: bool) -> Path | None:
     """Beside the first result that is written, else beside the run; None where nothing can be written there."""
     first = next((path for path in wanted.values() if str(path) != "-"), None)
-    own = f"{run.resolve().name}.check-{device.replace(':', '')}.journal"
+    own = f"{run.resolve().name}.check-{(device or 'here').replace(':', '')}.journal"
     path = first.with_name(f"{first.name}.journal") if first is not None else run.resolve().parent / own
     return path if resume or os.access(path.parent, os.W_OK) else None
 

@@ -8,9 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import inf
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.explain.wording import count, listed
 from ulpscope.model import DTYPES, Finding
-from ulpscope.model.checks import CheckedCall, FamilyPrecision
+from ulpscope.model.checks import CheckedCall, FamilyPrecision, num_checked
 
 __all__ = ["explain_check"]
 
@@ -26,8 +27,12 @@ def explain_check(
     path: str,
     rules: str = "derived",
     complete: Sequence[str] = (),
+    absent: str = "",
 ) -> tuple[Finding, ...]:
-    """Faults, the worst first, then notes. By published rules a call fails or is a warning; what it is in truth is not said."""
+    """Faults, the worst first, then notes. By published rules a call fails or is a warning; what it is in truth is not said.
+
+    `absent` is the device that the run was recorded on, where it is not here.
+    """
     groups: defaultdict[tuple[str, str], list[CheckedCall]] = defaultdict(list)
     for call in calls:
         groups[call.call.op, call.phase].append(call)
@@ -35,7 +40,16 @@ def explain_check(
     faults.sort(key=lambda pair: -pair[0])
     notes = [_precision_note(one, device) for one in precision]
     notes += _warnings(calls, rules)
-    notes += _coverage(calls)
+    notes += _coverage(calls, rules)
+    if absent:
+        notes.append(
+            Finding(
+                level="note",
+                kind="coverage",
+                headline=f"recorded on {absent}, which is not here: what was recorded is judged, and the kernels of {device}",
+                next=command_line("ulpscope", "check", as_path(path), "--device", absent) + ", on a machine that has it",
+            )
+        )
     if complete:
         notes.append(
             Finding(level="note", kind="coverage", headline=f"recording was cut off in {listed(list(complete))}; what is there was checked")
@@ -67,7 +81,7 @@ def _fault(group: Sequence[CheckedCall], path: str, rules: str) -> tuple[float, 
         source=worst.source,
         order=worst.order,
         evidence=tuple(evidence),
-        next=f"ulpscope check {path} --device {worst.device}{_rules(rules)} --select '{worst.call}' --save-failures failures",
+        next=_next(path, worst, rules),
     )
 
 
@@ -99,8 +113,9 @@ def _precision_note(found: FamilyPrecision, device: str) -> Finding:
     )
 
 
-def _rules(rules: str) -> str:
-    return "" if rules == "derived" else f" --rules {rules}"
+def _next(path: str, call: CheckedCall, rules: str) -> str:
+    words = ["ulpscope", "check", as_path(path), "--device", call.device, *(() if rules == "derived" else ("--rules", rules))]
+    return command_line(*words, "--select", str(call.call), "--save-failures", "failures")
 
 
 def _names(calls: Sequence[CheckedCall]) -> list[str]:
@@ -126,16 +141,30 @@ def _operations(calls: Sequence[CheckedCall], reason: str) -> str:
     return listed(list(dict.fromkeys(call.call.op for call in calls if call.reason == reason)))
 
 
-def _coverage(calls: Sequence[CheckedCall]) -> list[Finding]:
+def _coverage(calls: Sequence[CheckedCall], rules: str) -> list[Finding]:
     skipped = [call for call in calls if call.status == "skipped"]
     if not skipped:
         return []
-    reasons = Counter(call.reason for call in skipped).most_common()
-    evidence = [f"{count(many, 'call')} of {_operations(skipped, reason)}: {reason}" for reason, many in reasons[:_MOST_REASONS]]
+    reasons: Counter[str] = Counter()
+    for call in skipped:
+        reasons[call.reason] += call.stands_for
+    total, unchecked = sum(call.stands_for for call in calls), reasons.total()
+    least = "at least " if any(call.is_opaque for call in skipped) else ""
+    evidence = [
+        f"{_how_many(skipped, reason)} of {_operations(skipped, reason)}: {reason}" for reason, _ in reasons.most_common(_MOST_REASONS)
+    ]
     if len(reasons) > _MOST_REASONS:
         evidence.append(f"and {len(reasons) - _MOST_REASONS} more reasons")
-    covered = 1 - len(skipped) / len(calls)
-    headline = (
-        f"{count(len(skipped), 'call')} of {len(calls)} {'was' if len(skipped) == 1 else 'were'} not checked; coverage is {covered:.1%}"
-    )
-    return [Finding(level="note", kind="coverage", headline=headline, evidence=tuple(evidence))]
+    if least:
+        evidence.append("an opaque module counts as one call for each of its layers with parameters, the fewest that it can have made")
+    covered = num_checked(calls, rules) / total
+    was = "was" if unchecked == 1 else "were"
+    headline = f"{least}{count(unchecked, 'call')} of {total} {was} not checked; coverage is {least and 'at most '}{covered:.1%}"
+    next_step = "record without torch.compile to see inside" if least else ""
+    return [Finding(level="note", kind="coverage", headline=headline, evidence=tuple(evidence), next=next_step)]
+
+
+def _how_many(skipped: Sequence[CheckedCall], reason: str) -> str:
+    many = sum(call.stands_for for call in skipped if call.reason == reason)
+    is_least = any(call.is_opaque for call in skipped if call.reason == reason)
+    return f"{'at least ' if is_least else ''}{count(many, 'call')}"

@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite, sqrt
 
-from ulpscope.judge.drawing import judge_drawn
 from ulpscope.judge.replayed import errs, multiple_of, replay_limits
 from ulpscope.judge.thresholds import threshold
-from ulpscope.model import DTYPES, CallName, CallRecord, Phase, Slot, SlotPair, SlotReplay, Summary, TensorRecord
-from ulpscope.model.checks import CheckedCall, CheckedSlot, CheckRole, DrawnSlot, Overflow
+from ulpscope.model import DTYPES, CallName, CallRecord, Phase, SlotReplay, TensorRecord
+from ulpscope.model.checks import CheckedCall, CheckedSlot, CheckRole, Overflow
 
 __all__ = [
     "check_limits",
     "check_multiple",
     "conclude",
-    "drawn_apart",
     "errs_text",
     "judge_checked",
     "judge_overflow",
@@ -132,35 +130,10 @@ def _judge_drawn(slot: CheckedSlot, device: str) -> CheckedSlot:
     assert slot.drawn is not None
     multiple = slot.drawn.distance / threshold("drawn")
     if multiple > 1:
-        return replace(slot, status="failed", multiple=multiple, blamed="device", reason=f"{device} {slot.drawn.reason}")
+        who = device if slot.drawn.role == "device" else "what was recorded"
+        size = f" ({slot.drawn.distance:.3g} standard errors)" if isfinite(slot.drawn.distance) else ""
+        return replace(slot, status="failed", multiple=multiple, blamed=slot.drawn.role, reason=f"{who} {slot.drawn.reason}{size}")
     return replace(slot, status="passed", multiple=multiple)
-
-
-def drawn_apart(device: Summary, other: Summary, *, dropped: float | None = None, num_candidates: int = 0) -> DrawnSlot:
-    """Two draws of one distribution: their zeros, sizes and means against each other; with `dropped`, the zeros against that share."""
-    slots = [TensorRecord(slot=Slot("output", (0,)), dtype="float32", shape=(one.numel,), summary=one) for one in (device, other)]
-    found = judge_drawn(SlotPair(slot=Slot("output", (0,)), subject=slots[0], reference=slots[1]))
-    apart = (found.multiple or 0.0) * threshold("drawn")
-    reasons = [
-        (apart, "draws another distribution than the CPU: share of zeros or size differ"),
-        (_means_apart(device, other), "draws another mean"),
-    ]
-    if dropped is not None and num_candidates and device.num_zero is not None:
-        zeros = device.num_zero - (device.numel - num_candidates)
-        spread = sqrt(max(dropped * (1 - dropped) * num_candidates, 1.0))
-        reasons.append(
-            (abs(zeros - dropped * num_candidates) / spread, f"drops {zeros / num_candidates:.3g} of the elements where p is {dropped:.3g}")
-        )
-    worst = max(reasons, key=lambda one: one[0])
-    return DrawnSlot(distance=worst[0], reason=f"{worst[1]} ({worst[0]:.3g} standard errors)")
-
-
-def _means_apart(ours: Summary, theirs: Summary) -> float:
-    values = (ours.mean, theirs.mean, ours.abs_max, theirs.abs_max)
-    if any(value is None or not isfinite(value) for value in values) or not ours.numel or not theirs.numel:
-        return 0.0
-    size = max(ours.abs_max or 0.0, theirs.abs_max or 0.0)
-    return abs((ours.mean or 0.0) - (theirs.mean or 0.0)) / (size * sqrt(1 / ours.numel + 1 / theirs.numel)) if size else 0.0
 
 
 def conclude(call: CheckedCall) -> CheckedCall:

@@ -16,9 +16,23 @@ from ulpscope.model.records import CallRecord, Frame, Level, Phase
 from ulpscope.model.replays import OperandFormat, SlotReplay
 from ulpscope.model.runs import RunInfo
 
-__all__ = ["Check", "CheckData", "CheckRole", "CheckStatus", "CheckedCall", "CheckedSlot", "DrawnSlot", "FamilyPrecision", "Overflow"]
+__all__ = [
+    "Check",
+    "CheckData",
+    "CheckRole",
+    "CheckStatus",
+    "CheckVerdict",
+    "CheckedCall",
+    "CheckedSlot",
+    "DrawnSlot",
+    "FamilyPrecision",
+    "Overflow",
+    "num_checked",
+]
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "warning", "skipped"]
+CheckVerdict: TypeAlias = Literal["sound", "wrong", "unknown"]
+"""Nothing that was checked fails; something does; nothing was checked, or nothing inside the modules."""
 CheckData: TypeAlias = Literal["recorded", "generated", ""]
 """What a call was run on: the recorded values, or values made from their statistics."""
 CheckRole: TypeAlias = Literal["device", "recorded"]
@@ -29,10 +43,14 @@ Overflow: TypeAlias = Literal["normal", "abnormal", "not reproduced"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSlot:
-    """How far the results of a call that draws random numbers are from their distribution, in standard errors, and why."""
+    """How far a result of a call that draws random numbers is from its distribution, and what is.
+
+    `distance` is in standard errors of a normal distribution that is as seldom so far off; infinite for what no honest draw gives.
+    """
 
     distance: float
     reason: str
+    role: CheckRole = "device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +86,7 @@ class CheckedCall:
     """One phase of one call, checked. `reason` is one clause: why it failed, or why it was skipped.
 
     `is_reproduced` says whether the device errs as what was recorded does; None where one of the two is not known.
+    `is_opaque` marks a module whose inside was not recorded; it stands for `stands_for` calls, the fewest that it can have made.
     """
 
     rank: int
@@ -85,6 +104,8 @@ class CheckedCall:
     overflow: Overflow | None = None
     is_reproduced: bool | None = None
     is_random: bool = False
+    is_opaque: bool = False
+    stands_for: int = 1
     device_operands: OperandFormat | None = None
     recorded_operands: OperandFormat | None = None
     source: Frame | None = None
@@ -141,7 +162,10 @@ class FamilyPrecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The whole result. It holds no formatting; each renderer is a function of it."""
+    """The whole result. It holds no formatting; each renderer is a function of it.
+
+    `is_all_opaque` says that no layer lies outside of an opaque module: what was checked lies around the model.
+    """
 
     info: RunInfo
     path: str
@@ -149,6 +173,7 @@ class Check:
     rules: str = "derived"
     seed: int = 0
     calls: Sequence[CheckedCall] = field(default_factory=tuple)
+    is_all_opaque: bool = False
     findings: tuple[Finding, ...] = ()
     precision: tuple[FamilyPrecision, ...] = ()
     num_resumed: int = 0
@@ -161,9 +186,32 @@ class Check:
         return {status: found[status] for status in statuses}
 
     @property
+    def num_calls(self) -> int:
+        """How many calls ran, each phase counted: one for each record, and for an opaque module the fewest that it can have made."""
+        return sum(call.stands_for for call in self.calls)
+
+    @property
+    def num_checked(self) -> int:
+        return num_checked(self.calls, self.rules)
+
+    @property
     def coverage(self) -> float:
-        """The share of all recorded calls, each phase counted, that was judged; skipped ones count against it."""
-        return 1 - self.counts["skipped"] / len(self.calls) if self.calls else 0.0
+        """The share of what ran that was checked. It is an upper bound where a module is opaque, since that may have made more calls."""
+        return self.num_checked / self.num_calls if self.calls else 0.0
+
+    @property
+    def opaque(self) -> tuple[str, ...]:
+        """The modules whose inside was not recorded, by name, each once."""
+        found = ((call.module, call.call.short) for call in self.calls if call.is_opaque)
+        return tuple(dict.fromkeys(f"{module} ({kind})" if module and module != kind else kind for module, kind in found))
+
+    @property
+    def verdict(self) -> CheckVerdict:
+        if self.counts["failed"]:
+            return "wrong"
+        if self.calls and (not self.num_checked or self.is_all_opaque):
+            return "unknown"
+        return "sound"
 
     @property
     def failures(self) -> tuple[CheckedCall, ...]:
@@ -175,3 +223,11 @@ class Check:
     def reasons(self) -> dict[str, int]:
         """Why calls were skipped, the most frequent first."""
         return dict(Counter(call.reason for call in self.calls if call.status == "skipped").most_common())
+
+
+def num_checked(calls: Sequence[CheckedCall], rules: str = "derived") -> int:
+    """How many calls have a verdict. What could not be settled has none; to published rules and to overflows a warning is a verdict."""
+    return sum(
+        call.status in ("passed", "failed") or (call.status == "warning" and (rules != "derived" or call.overflow is not None))
+        for call in calls
+    )

@@ -25,6 +25,7 @@ class SlotReplay:
     and result. `error` is the rms error over the rms of the exact result, `honest_error` the same of the yardstick.
     `native_ratio` is the rms ratio of this machine's own kernel without its own error in the yardstick; None where nothing
     independent judges it. `leeway` multiplies the limits of the dtype where real machines are known to add up more coarsely.
+    With `is_rounding` the units are other ones: what rounding the operands of products to a narrower format changes.
     """
 
     slot: Slot
@@ -41,6 +42,7 @@ class SlotReplay:
     honest_error: float | None = None
     native_ratio: float | None = None
     leeway: float = 1.0
+    is_rounding: bool = False
     worst_index: tuple[int, ...] | None = None
     worst_recorded: float | None = None
     worst_exact: float | None = None
@@ -48,12 +50,16 @@ class SlotReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReplay:
-    """One side of one call, replayed. `why_not` says why there is nothing to judge by; `is_random` that the call draws numbers."""
+    """One side of one call, replayed. `why_not` says why there is nothing to judge by; `is_random` that the call draws numbers.
+
+    `operands` is the format to which the operands of its products were rounded, `has_products` says whether there are any.
+    """
 
     slots: tuple[SlotReplay, ...] = ()
     why_not: str = ""
     is_random: bool = False
     operands: OperandFormat | None = None
+    has_products: bool = False
 
     def of(self, slot: Slot) -> SlotReplay | None:
         return next((one for one in self.slots if one.slot == slot), None)
@@ -74,8 +80,13 @@ class PairReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemicPrecision:
-    """A whole family of calls that errs as operands in a narrower format do; `side` is None where only their distance is known."""
+    """A whole family of calls that errs as operands in a narrower format do; `side` is None where only their distance is known.
+
+    With `calls` it is those alone that do, each of which was found by itself, among `num_family` of the family.
+    """
 
     family: str
     operands: OperandFormat
     side: Literal["subject", "reference"] | None = None
+    calls: tuple[str, ...] = ()
+    num_family: int = 0

@@ -19,7 +19,17 @@ from ulpscope.model import DTYPES, Arguments, Slot, TensorData, TensorRecord
 from ulpscope.numerics.casting import as_bytes
 from ulpscope.replay.program import NotReplayable, Reader
 
-__all__ = ["Decoding", "decode_arguments", "read_tensor", "slots_named", "tensor_of", "with_slots", "zeros_like_record"]
+__all__ = [
+    "Decoding",
+    "bytes_of",
+    "data_of",
+    "decode_arguments",
+    "read_tensor",
+    "slots_named",
+    "tensor_of",
+    "with_slots",
+    "zeros_like_record",
+]
 
 _LONGEST_CONTAINER = 4096  # capture cuts there
 _DEEPEST = 64
@@ -213,6 +223,17 @@ def tensor_of(data: TensorData) -> torch.Tensor:
     if dtype is torch.bool:
         return (values != 0).reshape(data.shape)
     return values.view(dtype).reshape(data.shape)
+
+
+def data_of(tensor: torch.Tensor) -> TensorData:
+    """The other way round; the bytes are those of the tensor where it lies in memory as they do."""
+    return TensorData(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bytes_of(tensor).numpy())
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor's elements, in order. To torch a single element is contiguous whatever its stride; only stride 1 has bytes."""
+    flat = tensor.contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def zeros_like_record(record: TensorRecord) -> torch.Tensor:

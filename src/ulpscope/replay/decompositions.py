@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ulpscope.replay.grouped import grouped_product
 from ulpscope.replay.summation import accumulator_of, one_by_one, product, running, scattered
 
 __all__ = ["Decomposed", "Traced", "is_composite", "is_movement", "is_normwise", "separate_kernels"]
@@ -71,11 +72,16 @@ class Traced(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operation as primitives that are right to the last bit. `is_covered` turns false where one could not be taken apart."""
+    """Runs each operation as primitives that are right to the last bit. `is_covered` turns false where one could not be taken apart.
 
-    def __init__(self) -> None:
+    With a `seed`, each primitive errs by up to a unit in its last place more, by chance: another honest kernel that rounds otherwise.
+    A result that is exact only because nothing happened to be rounded shows so what rounding may do to it.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_covered = True
+        self._noise = None if seed is None else torch.Generator().manual_seed(seed)
         self._depth = 0
         self._generator = torch.Generator().manual_seed(0)
 
@@ -110,10 +116,11 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What torch's reference does with tensors of one dtype, without its ceremony: one primitive of that name, and no cast."""
         wide = tuple(_widen(one) for one in args)
         if name != "sum":
-            return self._primitive(func, name, wide, {}, accumulator_of(target)).to(target)
+            return self._rounded(self._primitive(func, name, wide, {}, accumulator_of(target)), target)
         values, dims, *keeps = (*wide, None)
         dims = [one % values.dim() for one in dims or ()] or list(range(values.dim()))
-        total = self._primitive(torch.ops.prims.sum.default, name, (values, dims), {}, accumulator_of(target)).to(target)
+        total = self._primitive(torch.ops.prims.sum.default, name, (values, dims), {}, accumulator_of(target))
+        total = self._rounded(total, target)
         return total.reshape([1 if at in dims else size for at, size in enumerate(values.shape)]) if any(keeps) else total
 
     def _rounded_once(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,7 +131,15 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wide_args, wide_kwargs = tree_map(_widen, (args, kwargs))
         accumulator = target if name in _SCATTERED else accumulator_of(target)
         results = self._primitive(func, name, wide_args, wide_kwargs, accumulator)
-        return tree_map(lambda one: one.to(target) if isinstance(one, torch.Tensor) and one.dtype == torch.float64 else one, results)
+        return tree_map(
+            lambda one: self._rounded(one, target) if isinstance(one, torch.Tensor) and one.dtype == torch.float64 else one, results
+        )
+
+    def _rounded(self, value: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+        if self._noise is None or value.dtype != torch.float64:
+            return value.to(target)
+        noise = torch.empty(value.shape, dtype=torch.float64).uniform_(-1, 1, generator=self._noise)
+        return (value + value * noise * torch.finfo(target).eps).to(target)
 
     def _primitive(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], accumulator: torch.dtype) -> Any:
         if name == "sum" and func.namespace == "prims":
@@ -143,7 +158,8 @@ def _variance(values: torch.Tensor, dims: Any, correction: float = 1, *, output_
     dims = list(dims) if dims else list(range(values.dim()))
     count = math.prod(values.shape[dim] for dim in dims)
     centred = values - values.sum(dims, keepdim=True) / count
-    found: torch.Tensor = (centred * centred).sum(dims) / max(0.0, count - correction)
+    squares = centred.real * centred.real + centred.imag * centred.imag if centred.is_complex() else centred * centred
+    found: torch.Tensor = squares.sum(dims) / max(0.0, count - correction)
     return found if output_dtype is None else found.to(output_dtype)
 
 
@@ -224,6 +240,7 @@ def _embedding_backward(
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
+    "_grouped_mm": grouped_product,
     "embedding_dense_backward": _embedding_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_attention_backward,

@@ -20,6 +20,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ulpscope.model import DTYPES, Arguments, CallRecord, Slot, TensorRecord
+from ulpscope.model.memory import is_overwritten, is_partly_written, is_unwritten
+from ulpscope.model.randomness import draws
 from ulpscope.replay.arguments import Decoding, decode_arguments, read_tensor, slots_named, tensor_of, with_slots, zeros_like_record
 from ulpscope.replay.autocasting import as_autocast_rounds, autocast_of_another_device, cast
 from ulpscope.replay.program import NotReplayable, Program, Reader
@@ -32,15 +34,8 @@ __all__ = ["backward_program", "forward_program", "guarded", "is_random", "recor
 Tensors = Mapping[Slot, torch.Tensor]
 
 _NO_ARGUMENTS = Arguments()
-_UNDEFINED = "uninitialised memory"
 _LOW_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-# What these write does not depend on what was there.
-_OVERWRITING = frozenset(
-    """
-    bernoulli_ cauchy_ constant_ copy_ exponential_ eye_ fill_ geometric_ kaiming_normal_ kaiming_uniform_ log_normal_ normal_ ones_
-    orthogonal_ random_ trunc_normal_ uniform_ xavier_normal_ xavier_uniform_ zero_ zeros_
-    """.split()
-)
+_DRAWN_ALONE = frozenset("bernoulli binomial cauchy exponential geometric log_normal multinomial normal poisson random uniform".split())
 
 
 def forward_program(record: CallRecord, read: Reader, *, arguments: Arguments | None = None) -> Program:
@@ -78,21 +73,19 @@ def recorded_results(record: CallRecord, read: Reader) -> dict[Slot, torch.Tenso
 
 
 def is_random(program: Program) -> bool:
-    """Whether a call draws random numbers that its results depend on; known without a run once it has run without drawing."""
-    if getattr(program, "has_drawn", None) is False:
+    """Whether a call draws random numbers: its name and arguments say so, or running it takes numbers from the generator.
+
+    What it gave says nothing: draws of few elements, or of a probability near 0 or 1, are often equal. A gradient through nothing but a
+    draw is 0, whatever was drawn.
+    """
+    call = getattr(program, "call", None)
+    if isinstance(program, _Backward) and program.call.record.call.short.rstrip("_") in _DRAWN_ALONE:
         return False
-    generator = torch.default_generator
-    state = generator.get_state()
-    try:
-        generator.manual_seed(1)
-        first = program(program.inputs)
-        if getattr(program, "has_drawn", None) is False:
-            return False
-        generator.manual_seed(2)
-        second = program(program.inputs)
-    finally:
-        generator.set_state(state)
-    return any(not torch.equal(first[slot].nan_to_num(), second[slot].nan_to_num()) for slot in first)
+    if isinstance(call, _Call) and draws(call.record.call.op, call.arguments):
+        return True
+    if getattr(program, "has_drawn", None) is None:
+        program(program.inputs)
+    return bool(getattr(program, "has_drawn", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +126,9 @@ class _Call:
 
     @property
     def is_bitwise(self) -> bool:
-        """Whether it looks at bits, which a wider value does not have."""
+        """Whether it looks at bits, or at the next number of a format: a wider value has other ones."""
+        if self.record.call.short.rstrip("_") == "nextafter":
+            return True
         return self.record.call.short == "view" and any(isinstance(value, dict) and "$dtype" in value for value in self.arguments.args)
 
     def read(self, read: Reader) -> dict[Slot, torch.Tensor]:
@@ -159,6 +154,8 @@ class _Call:
     def _invoke(self, decoding: Decoding, wide: torch.dtype | None) -> Any:
         op, function = self.record.call.op, self.function
         args, kwargs = decode_arguments(self.arguments, decoding)
+        if isinstance(options := kwargs.get("options"), dict):
+            kwargs["options"] = _as_options(op, options)
         if op in ("Tensor.__getitem__", "Tensor.__setitem__"):
             args[1:2] = [_as_index(each) for each in args[1:2]]
         if wide is not None:
@@ -225,7 +222,7 @@ class _Backward:
         return self.call.read(self.read) | {slot: read_tensor(record, self.read) for slot, record in self.gradients.items()}
 
     def __call__(self, inputs: Tensors) -> dict[Slot, torch.Tensor]:
-        if self.call.is_bitwise:
+        if self.call.is_bitwise and self.call.record.call.short == "view":
             raise NotReplayable("it looks at bits, which have no gradient")
         wide = wider_precision(inputs, self.call.slots | self.gradients)
         with guarded(self), torch.enable_grad():
@@ -316,7 +313,9 @@ def _input_slots(record: CallRecord) -> dict[Slot, TensorRecord]:
             raise NotReplayable(f"{slot} was not recorded before the call")
         if found.dtype not in DTYPES:
             raise NotReplayable(f"the dtype {found.dtype[:20]} of {slot} is not replayed")
-        if found.content is None and not _is_overwritten(record, found):
+        if is_partly_written(found) and not is_overwritten(record.call.op, slot.path, record.arguments):
+            raise NotReplayable(f"nobody wrote to a part of {slot}")
+        if found.content is None and not (is_unwritten(found) and is_overwritten(record.call.op, slot.path, record.arguments)):
             raise NotReplayable(f"the values of {slot} were not kept" + (f" ({found.note})" if found.note else ""))
         slots[slot] = found
     return slots
@@ -331,11 +330,6 @@ def _is_within_itself(slots: Mapping[Slot, TensorRecord], args: list[Any], kwarg
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(max(size, 1) for size in shape[at + 1 :]) for at in range(len(shape)))
-
-
-def _is_overwritten(record: CallRecord, slot: TensorRecord) -> bool:
-    is_target = slot.slot.path[:1] == ("out",) or (slot.slot.path in ((0,), ("tensor",)) and record.call.short in _OVERWRITING)
-    return slot.note.startswith(_UNDEFINED) and is_target
 
 
 def _may_write(record: CallRecord, function: Function) -> bool:
@@ -367,6 +361,14 @@ def _as_index(index: Any) -> Any:
     """Other tools write a tuple as a list; with a slice inside it can only have been a tuple."""
     is_tuple = isinstance(index, list) and any(part is None or part is Ellipsis or isinstance(part, slice) for part in index)
     return tuple(index) if is_tuple else index
+
+
+def _as_options(op: str, fields: dict[str, Any]) -> Any:
+    """The settings of a fused loss, which a record has field by field."""
+    kind = getattr(torch.nn, "LinearCrossEntropyOptions", None) if op == "functional.linear_cross_entropy" else None
+    if kind is None:
+        raise NotReplayable("an argument that is a set of options is not known here")
+    return kind(**fields)
 
 
 def _tensors_in(result: Any) -> dict[Slot, torch.Tensor]:

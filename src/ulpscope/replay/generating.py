@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 
 from ulpscope.model import DTYPES, CallRecord, Phase, Summary, TensorData, TensorRecord
+from ulpscope.replay.arguments import data_of
 from ulpscope.replay.program import NotReplayable
 
 __all__ = ["Generated", "Planted"]
@@ -74,7 +75,7 @@ class Generated:
         if found is not None:
             return found
         tensor = (structure or _plain)(draft).reshape(draft.shape).to(draft.dtype)
-        made = TensorData(draft.slot.dtype, draft.shape, tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        made = data_of(tensor)
         if structure is None:
             self._planted.keep(content, draft.summary, made)
         return made

@@ -17,7 +17,7 @@ from ulpscope.replay.decompositions import Decomposed, Traced, is_composite, is_
 from ulpscope.replay.picking import picks_the_same
 from ulpscope.replay.probes import JUMP, STEP, Probes, is_floating, widened
 from ulpscope.replay.program import NotReplayable, Program
-from ulpscope.replay.rounding import RoundedOperands, Rounding
+from ulpscope.replay.rounding import PRODUCTS, RoundedOperands, Rounding
 
 __all__ = ["Evaluations", "Moved", "Moves"]
 
@@ -28,6 +28,7 @@ NUM_PROBES_LARGE = 3
 LARGE = 1 << 20
 """From this many elements on, fewer probes do: pooling evens out what one element's few probes miss."""
 NUM_PROBES_FOR_TIES = 48
+NUM_SCATTERED = 4
 
 
 class Evaluations:
@@ -50,6 +51,11 @@ class Evaluations:
     @property
     def is_composite(self) -> bool:
         return bool(self.exact) and is_composite(self._traced.names)
+
+    @property
+    def has_products(self) -> bool:
+        """Whether something is computed whose operands a machine may round."""
+        return bool(self.exact) and not self._traced.names.isdisjoint(PRODUCTS)
 
     @property
     def is_normwise(self) -> bool:
@@ -75,6 +81,13 @@ class Evaluations:
         return self._decomposed({slot: value.contiguous() for slot, value in self._program.inputs.items()})
 
     @cached_property
+    def scattered(self) -> list[Values]:
+        """The same computation with its intermediate results rounded otherwise, some times."""
+        plain = {slot: value.contiguous() for slot, value in self._program.inputs.items()}
+        found = (self._decomposed(plain, seed) for seed in range(NUM_SCATTERED))
+        return [] if self.decomposed is None else [one for one in found if one is not None]
+
+    @cached_property
     def exact_decomposed(self) -> Values | None:
         return None if self.is_widest else self._decomposed(widened(self._program.inputs))
 
@@ -86,8 +99,8 @@ class Evaluations:
         in_float64, natively = (_finite_rms(one[slot] - exact) for one in (self.exact_decomposed, self.decomposed))
         return in_float64 > natively / 32
 
-    def _decomposed(self, inputs: Mapping[Slot, torch.Tensor]) -> Values | None:
-        mode = Decomposed()
+    def _decomposed(self, inputs: Mapping[Slot, torch.Tensor], seed: int | None = None) -> Values | None:
+        mode = Decomposed(seed)
         try:
             found = _run(self._program, inputs, self._rounding, mode, separate=False)
         except Exception:  # torch's decompositions are written for tracing; one that does not run here leaves the call without

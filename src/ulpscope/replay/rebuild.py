@@ -2,8 +2,9 @@
 """The name of an operation to the function behind it.
 
 A record is data from a file, and its names are not trusted. Nothing is imported and no attribute is followed by name alone: a name
-counts only where it stands for arithmetic on tensors, that is, for a function that torch lets a tensor override, for an ATen operation,
-or for an operation that this process has registered and that takes no text (which might be a path).
+counts only where it stands for arithmetic on tensors, that is, for a function that torch lets a tensor override and that lies in one of
+torch's modules of arithmetic, for an ATen operation whose schema takes no text but the choices listed here (other text might be a path),
+or for an operation that somebody else has registered in this process and that takes no text at all.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _DENIED = frozenset(
     __int__ __len__ __long__ __nonzero__ __reduce_ex__ __repr__ __reversed__ __setstate__ _assert_async _assert_scalar
     _assert_tensor_metadata _backward _clear_non_serializable_cached_data _cufft_clear_plan_cache _cufft_set_plan_cache_max_size
     _functional_assert_async _has_compatible_shallow_copy_type _index_put_impl_ _make_dep_token _print _resize_output _resize_output_
-    _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate apply_ backward combinations const_data_ptr
+    _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate apply_ backward const_data_ptr
     cudnn_is_acceptable data data_ptr element_size from_file get_gradients is_pinned is_shared item map2_ map_ module_load numpy
     pin_memory record_stream register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad save set_ set_data share_memory_
     storage storage_offset storage_type sym_constrain_range sym_constrain_range_for_size tolist untyped_storage
@@ -78,10 +79,26 @@ _DENIED_PATTERN = re.compile(
     r"|batch_dim|_copy_from|pin_memory|storage|_debug|_foobar|_make_|_validate|_propagate|_lazy_clone|_assert|sym_constrain|cudnn_init"
     r"|_mkldnn_reshape|_sobol|_resize|_use_count|_philox|_fill_mem|_from_mask|_sync|functionalize"
 )
+# Torch's own namespaces but `aten` and `prims`: machinery, collectives, and kernels that trust how their arguments were packed.
 _DENIED_NAMESPACES = frozenset(
     """
-    _c10d_functional _c10d_functional_autograd _dtensor _native _test c10d debug_mode_ops debugprims export inductor prim profiler
-    static_runtime symm_mem
+    _c10d_functional _c10d_functional_autograd _dtensor _native _quantized _test c10d debug_mode_ops debugprims export fsdp inductor mkl
+    mkldnn onednn prim profiler quantization quantized rngprims sparse static_runtime symm_mem tensorexpr torchbind_testing
+    """.split()
+)
+# The parameters of ATen operations that take one of a few words.
+_CHOICES = frozenset(
+    """
+    UPLO activation approximate driver equation indexing interpolation mode norm ord p pad_mode padding padding_side reduce rounding_mode
+    side
+    """.split()
+)
+# Overloads of ATen operations whose text is the name of a dimension, of which torch below 2.13 has many.
+_NAMED_DIMENSIONS = re.compile(r"dimname|names|named", re.IGNORECASE)
+_NO_ARITHMETIC = re.compile(r"Any|Dict|Future|Storage|Stream|__torch__")
+_MODULES = frozenset(
+    """
+    torch torch._jit_internal torch._lobpcg torch._lowrank torch._tensor torch.functional torch.nn.functional torch.nn.init
     """.split()
 )
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
@@ -142,7 +159,16 @@ def _named(owner_name: str, name: str) -> Function | None:
     is_known = is_listed or name in _CREATORS or name in _NOT_OVERRIDABLE or (not isinstance(function, FunctionType) and _is_aten(name))
     is_functional = owner is torch.nn.functional and isinstance(function, FunctionType) and function.__module__ == owner.__name__
     is_public = is_functional and not name.startswith("_") and name != "assert_int_or_pair"
-    return function if callable(function) and not isinstance(function, type) and (is_known or is_public) else None
+    if not callable(function) or isinstance(function, type) or not (is_known or is_public):
+        return None
+    return function if _is_from_arithmetic(function, name) else None
+
+
+def _is_from_arithmetic(function: Any, name: str) -> bool:
+    """Whether a function in Python lies in a module of arithmetic, and one in C++ takes no text that might be a path."""
+    if isinstance(function, FunctionType):
+        return function.__module__ in _MODULES
+    return all(_is_arithmetic(packet, _CHOICES) for packet in _packets(name))
 
 
 def _is_allowed(name: str) -> bool:
@@ -159,14 +185,31 @@ def _overridable() -> frozenset[Any]:
 
 
 def _is_aten(name: str) -> bool:
-    """Whether an ATen operation of this name has a kernel; some names stand for ATen functions behind a prefix."""
-    return any(hasattr(torch.ops.aten, each) and _has_kernel(getattr(torch.ops.aten, each)) for each in (name, f"linalg_{name}"))
+    """Whether an ATen operation of this name has a kernel."""
+    return any(map(_has_kernel, _packets(name)))
 
 
-def _has_kernel(packet: Any) -> bool:
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return False
-    return any(torch._C._dispatch_has_kernel(overload._name) for overload in _overloads(packet))
+def _packets(name: str) -> list[torch._ops.OpOverloadPacket]:
+    """The ATen operations of this name; some names stand for ATen functions behind a prefix."""
+    found = (_packet("aten", each) for each in (name, f"linalg_{name}"))
+    return [packet for packet in found if packet is not None]
+
+
+def _packet(namespace: str, name: str) -> torch._ops.OpOverloadPacket | None:
+    """An operation that the dispatcher knows; asked there first, since asking `torch.ops` makes whatever it is asked for."""
+    if not torch._C._jit_get_schemas_for_operator(f"{namespace}::{name}"):
+        return None
+    found = getattr(getattr(torch.ops, namespace), name, None)
+    return found if isinstance(found, torch._ops.OpOverloadPacket) else None
+
+
+def _has_kernel(packet: torch._ops.OpOverloadPacket) -> bool:
+    return any(map(_is_dispatched, _overloads(packet)))
+
+
+def _is_dispatched(overload: torch._ops.OpOverload) -> bool:
+    """Whether it is an operation on tensors: TorchScript knows others of the same name, on numbers, text and lists."""
+    return torch._C._dispatch_has_kernel(overload._name)
 
 
 def _overloads(packet: torch._ops.OpOverloadPacket) -> list[torch._ops.OpOverload]:
@@ -181,21 +224,28 @@ def _registered(name: str) -> Function:
     namespace, short = parts[:2]
     if short in _UNDEFINED:
         raise NotReplayable("its result is memory as it was found")
-    packet = getattr(getattr(torch.ops, namespace), short, None) if namespace not in _DENIED_NAMESPACES else None
+    packet = _packet(namespace, short) if namespace not in _DENIED_NAMESPACES else None
     if packet is None or not _is_allowed(short) or not _has_kernel(packet):
         raise NotReplayable(f"the operation '{name[:80]}' is not registered here, or is not arithmetic")
     function = packet if len(parts) == 2 else getattr(packet, parts[2], None)
     if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         raise NotReplayable(f"the operation '{name[:80]}' is not registered here")
-    if namespace != "aten" and not _is_arithmetic(function):
+    if not _is_arithmetic(function, _CHOICES if namespace == "aten" else frozenset()):
         raise NotReplayable(f"the operation '{name[:80]}' takes more than tensors and numbers")
     return function
 
 
-def _is_arithmetic(function: Any) -> bool:
-    for overload in [function] if isinstance(function, torch._ops.OpOverload) else _overloads(function):
-        kinds = [str(argument.type) for argument in overload._schema.arguments]
-        if any("str" in kind or "__torch__" in kind or "Any" in kind for kind in kinds) or not any("Tensor" in kind for kind in kinds):
+def _is_arithmetic(function: Any, choices: frozenset[str]) -> bool:
+    """Whether every overload takes tensors and numbers only, or makes a tensor of numbers; of text the parameters named in `choices`."""
+    overloads = [function] if isinstance(function, torch._ops.OpOverload) else _overloads(function)
+    for overload in filter(_is_dispatched, overloads):
+        if choices and _NAMED_DIMENSIONS.search(overload._overloadname):
+            continue
+        taken, made = ([str(value.type) for value in values] for values in (overload._schema.arguments, overload._schema.returns))
+        texts = [argument.name for argument in overload._schema.arguments if "str" in str(argument.type)]
+        if not choices.issuperset(texts) or any(map(_NO_ARITHMETIC.search, (*taken, *made))):
+            return False
+        if not any("Tensor" in kind for kind in (taken if not choices else (*taken, *made))):
             return False
     return True
 

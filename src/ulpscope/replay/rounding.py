@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.model import OperandFormat
 
-__all__ = ["FORMATS", "ROUNDINGS", "RoundedOperands"]
+__all__ = ["FORMATS", "PRODUCTS", "ROUNDINGS", "RoundedOperands"]
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
@@ -29,12 +29,17 @@ _OPERANDS: dict[str, tuple[int, ...]] = {
     "addmv": (1, 2),
     "baddbmm": (1, 2),
     "addbmm": (1, 2),
+    "_addmm_activation": (1, 2),
+    "_grouped_mm": (0, 1),
+    "conv_tbc": (0, 1),
     "convolution": (0, 1),
     "convolution_overrideable": (0, 1),
     "_convolution": (0, 1),
     "mkldnn_convolution": (0, 1),
     "convolution_backward": (0, 1, 2),
 }
+PRODUCTS = frozenset(_OPERANDS)
+"""What machines may round the operands of, by their names in aten."""
 
 
 def _through(dtype: torch.dtype) -> Rounding:

@@ -21,6 +21,7 @@ __all__ = ["check_made", "check_recorded_sizes", "check_result_sizes", "largest_
 
 _ALWAYS_ALLOWED = 2**26
 _TIMES_WHAT_WAS_KEPT = 16
+_LONGEST_COMBINATION = 64
 
 # A meta run takes milliseconds, and the layers of a model repeat the same calls.
 _MADE: dict[str, int] = {}
@@ -60,6 +61,9 @@ def check_result_sizes(
     """Raise unless the results are known to be small; `run` gives the results of the call on meta tensors."""
     sizes = [abs(value) for value in _integers(arguments, with_floats=not slots) if abs(value) > 1]
     _check_values(op, inputs, bool(sizes), limit)
+    if op.rpartition(".")[2] == "combinations":
+        check_made(_most_combined(arguments, inputs), limit)
+        return
     integers = math.prod(sizes)
     named = [slots[slot].shape for slot in slots_named(arguments)]
     if (integers * math.prod(max(1, math.prod(shape)) for shape in named)) ** 2 <= _ALWAYS_ALLOWED:
@@ -91,6 +95,14 @@ def _check_values(op: str, inputs: Mapping[Slot, torch.Tensor], has_integers: bo
     values = list(inputs.values())[-1 if name == "repeat_interleave" else 0]
     if not values.is_floating_point() and values.numel() and _SIZED_BY_VALUES[name](values) > limit:
         raise NotReplayable("the values of its integers ask for far more elements than were recorded")
+
+
+def _most_combined(arguments: Arguments, inputs: Mapping[Slot, torch.Tensor]) -> int:
+    """How many elements torch makes to find combinations: a grid of all tuples first."""
+    length = (arguments.kwargs or {}).get("r", arguments.args[1] if len(arguments.args) > 1 else 2)
+    count = max((value.numel() for value in inputs.values()), default=0)
+    is_plain = isinstance(length, int) and 0 <= length <= _LONGEST_COMBINATION
+    return count**length * max(1, length) if is_plain else _ALWAYS_ALLOWED**2
 
 
 def _most_convolved(shapes: list[tuple[int, ...]], padding: int) -> int:

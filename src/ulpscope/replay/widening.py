@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ulpscope.model import DTYPES, Slot, TensorRecord
+from ulpscope.replay.grouped import grouped_product
 
 __all__ = ["in_wider_precision", "wider_dtype", "wider_precision"]
 
@@ -50,7 +51,9 @@ def in_wider_precision(
     """
     short = op.removesuffix(".default").rpartition(".")[2]
     if op in _CASTS:
-        return _keep, args[:1], {}
+        return _cast_kept(short), args[:1], {}
+    if short in ("_grouped_mm", "grouped_mm"):
+        return grouped_product, args, kwargs
     if short == "rms_norm" and native in _COMPUTED_IN_FLOAT32:
         return function, *_with_default(args, kwargs, 3, "eps", torch.finfo(torch.float32).eps)
     if short in ("nan_to_num", "nan_to_num_") and native in DTYPES:
@@ -60,8 +63,16 @@ def in_wider_precision(
     return function, args, kwargs
 
 
-def _keep(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view_as(tensor)
+def _cast_kept(short: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What a cast keeps in any precision: real and imaginary part, or the real part alone."""
+    is_complex = short in ("cfloat", "chalf", "cdouble")
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex() is is_complex:
+            return tensor.view_as(tensor)
+        return tensor.to(torch.complex128) if is_complex else tensor.real
+
+    return keep
 
 
 def _with_default(args: list[Any], kwargs: dict[str, Any], position: int, name: str, value: Any) -> tuple[list[Any], dict[str, Any]]:

@@ -28,23 +28,35 @@ __all__ = ["Limits", "Yardstick"]
 
 Limits = Callable[[str], tuple[float, float]]
 """From the name of a dtype to the largest max_ratio and rms_ratio that need no closer look."""
-Stage = Literal["exact", "probes", "full"]
+Stage = Literal["exact", "probes", "full", "scattered"]
 
 SCALED = 1 / 8
 """Projection over the root of the number of elements from which on a change of scale is looked at closer."""
 ROUNDED_OTHERWISE = 16.0
 """Ratio from which on operands rounded the one way do not explain a call that computes more than products."""
+CANCELLED = 4.0
+"""Room for noise in units of that rounding where more than products are computed: saturated attention backward errs by 7.1 and 111."""
 TIES = 16.0
 """Ratio from which on it is asked whether a tie among inputs explains it."""
+FINE = 23
+"""Fraction bits below which it is asked what rounding intermediate results otherwise does: a kernel of 16 bits computes in formats of its
+own, and where the result is exactly 0 or hangs on a whole number, no noise in the inputs shows their rounding."""
 DISPUTE = 64.0
 """Times by which a decomposition has to miss the exact result before that result itself is computed a second way."""
 
 
 class Yardstick:
-    """One call and everything that was evaluated of it so far."""
+    """One call and everything that was evaluated of it so far.
 
-    def __init__(self, program: Program, *, operands: OperandFormat | None = None) -> None:
+    With `operands`, a result is honest too if products of operands rounded to that format give it. What is rounded on the way is known of
+    products alone. So `loosely` asks another question: whether a result is as near to that as such rounding is large, in these units.
+    None asks it of calls that compute more than products, where the first answer is no.
+    """
+
+    def __init__(self, program: Program, *, operands: OperandFormat | None = None, loosely: bool | None = None) -> None:
         self._program = program
+        self._loosely_only = bool(loosely)
+        self._may_loosen = loosely is None
         self._plain = Evaluations(program)
         self._moves = Moves(program, self._plain)
         self._rounded = [Evaluations(program, one) for one in (ROUNDINGS[operands] if operands else ())]
@@ -52,6 +64,11 @@ class Yardstick:
     def exact(self) -> dict[Slot, torch.Tensor]:
         """The call in float64 on contiguous copies of its inputs."""
         return self._plain.exact
+
+    @property
+    def has_products(self) -> bool:
+        """Whether something is computed whose operands a machine may round."""
+        return self._plain.has_products
 
     @cached_property
     def _coarsest_input(self) -> list[torch.Tensor]:
@@ -66,7 +83,10 @@ class Yardstick:
         name = self._program.name
         is_excused = bool(self._rounded) and not self._plain.is_composite and is_dropped(found.scale, self._num_terms(found.numel))
         bias = found.bias if tells_by_scale(name, found.dtype) and not is_excused else None
-        return replace(found, bias=bias, leeway=leeway(name, found.dtype, is_rounding=bool(self._rounded)))
+        room = leeway(name, found.dtype, is_rounding=bool(self._rounded))
+        if found.is_rounding:  # where a formula cancels what a kernel rounds; a change of scale gets no room
+            room = CANCELLED if self._plain.is_composite else 1.0
+        return replace(found, bias=bias, leeway=room)
 
     def _num_terms(self, numel: int) -> float:
         """How many products are added up into an element, as the sizes of a matrix product show: (m k)(k n) / (m n) = k^2."""
@@ -86,6 +106,9 @@ class Yardstick:
         return SlotReplay(slot=slot, dtype=coarsest.name, numel=recorded.numel(), max_ratio=0.0, rms_ratio=0.0, num_flipped=num_flipped)
 
     def _measure_floating(self, slot: Slot, recorded: torch.Tensor, coarsest: DType, enough: Limits | None) -> SlotReplay:
+        if self._loosely_only and self._rounded:
+            loose = _slot_replay(slot, recorded, coarsest, self._loosely(slot, recorded, coarsest), is_bound=False)
+            return replace(loose, is_rounding=True)
         if enough is not None:
             for stage in _BOUNDS:
                 found = self._best(slot, recorded, coarsest, stage)
@@ -95,6 +118,8 @@ class Yardstick:
         if found.max_ratio > TIES and not self._plain.only_moves and self._moves.has_jumps(slot, self.exact()):
             self._moves.look_for_ties(self.exact())
             found = self._best(slot, recorded, coarsest, "full")
+        if found.max_ratio > TIES and coarsest.mantissa < FINE and not self._plain.only_moves:
+            found = self._best(slot, recorded, coarsest, "scattered")
         return _slot_replay(slot, recorded, coarsest, found, is_bound=False)
 
     def _best(self, slot: Slot, recorded: torch.Tensor, coarsest: DType, stage: Stage) -> Ratios:
@@ -104,13 +129,28 @@ class Yardstick:
         what was recorded, the size of such rounding is part of the yardstick.
         """
         found = [self._ratios(one, slot, recorded, coarsest, stage) for one in (self._plain, *self._rounded)]
-        if self._rounded and self._plain.is_composite and min(one.max_ratio for one in found) > ROUNDED_OTHERWISE:
-            found.append(self._loosely(slot, recorded, coarsest, stage))
+        is_open = self._may_loosen and self._plain.is_composite and min(one.max_ratio for one in found) > ROUNDED_OTHERWISE
+        if self._rounded and is_open:
+            found.append(self._loosely(slot, recorded, coarsest))
         return min(found, key=_badness)
 
-    def _loosely(self, slot: Slot, recorded: torch.Tensor, coarsest: DType, stage: Stage) -> Ratios:
-        evidence = replace(self._evidence(self._plain, slot, stage), rounded=_real(self._rounded[0].exact[slot]))
-        return ratios(_real(recorded), evidence, coarsest, float(torch.finfo(recorded.dtype).max))
+    def _loosely(self, slot: Slot, recorded: torch.Tensor, coarsest: DType) -> Ratios:
+        """How far a result is from that of rounded operands, in units of what rounding them to the nearest changes.
+
+        That is the rms over a row, or over all where more than products are computed: in a formula terms may cancel, and with them what
+        rounding changes, that do not in a kernel.
+        """
+        nearest = _real(self._rounded[0].exact[slot]).to(torch.float64)
+        change = torch.nan_to_num(nearest - _real(self.exact()[slot]), nan=0.0, posinf=0.0, neginf=0.0).square()
+        usual = change.mean(-1, keepdim=True) if change.dim() else change
+        if self._plain.is_composite:
+            usual = torch.maximum(usual, change.mean())
+        found = []
+        for one in self._rounded:
+            centre = _real(one.exact[slot]).to(torch.float64)
+            evidence = replace(self._evidence(one, slot, "full"), rounded=centre + usual.sqrt().expand_as(centre))
+            found.append(ratios(_real(recorded), evidence, coarsest, float(torch.finfo(recorded.dtype).max)))
+        return min(found, key=_badness)
 
     def _ratios(self, evaluations: Evaluations, slot: Slot, recorded: torch.Tensor, coarsest: DType, stage: Stage) -> Ratios:
         evidence = self._evidence(evaluations, slot, stage)
@@ -135,15 +175,26 @@ class Yardstick:
         exact = _real(evaluations.exact[slot])
         if stage == "exact" or evaluations.only_moves:
             return Evidence(exact=exact)
-        moved = self._moves.of(slot, self.exact(), with_zeros=stage == "full")
+        moved = self._moves.of(slot, self.exact(), with_zeros=stage not in _BOUNDS)
         known = Evidence(exact=exact, moved2=_real(moved.square), step=STEP, is_fragile=moved.is_fragile)
         if stage == "probes":
             return known
         kernel, decomposed = (None if one is None else _real(one[slot]) for one in (evaluations.kernel, evaluations.decomposed))
+        if stage == "scattered" and decomposed is not None:
+            decomposed = _farthest(exact, decomposed, [_real(one[slot]) for one in evaluations.scattered])
         return replace(known, kernel=kernel, decomposed=decomposed)
 
 
 _BOUNDS: tuple[Stage, ...] = ("exact", "probes")
+
+
+def _farthest(exact: torch.Tensor, first: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
+    """Of each element the value that is farthest from the exact one."""
+    found = first.to(torch.float64)
+    for one in others:
+        is_farther = (one.to(torch.float64) - exact).abs() > (found - exact).abs()
+        found = torch.where(is_farther, one.to(torch.float64), found)
+    return found
 
 
 def _badness(found: Ratios) -> tuple[float, float, float]:

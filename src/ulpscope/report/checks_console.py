@@ -18,10 +18,11 @@ _MOST_FAULTS = 5
 _MOST_ROWS = 20
 _LONGEST = 400
 _LONGEST_NAME = 60
+_MOST_NAMES = 3
 
 
 def render_check(check: Check, console: Console) -> None:
-    _print(console, verdict_line(check), "bold red" if check.counts["failed"] else "bold green")
+    _print(console, verdict_line(check), verdict_style(check))
     faults = [finding for finding in check.findings if finding.level == "fault"]
     for finding in faults[:_MOST_FAULTS]:
         _print(console, "")
@@ -41,8 +42,14 @@ def render_check(check: Check, console: Console) -> None:
     _render_counts(check, console)
 
 
+def verdict_style(check: Check) -> str:
+    if check.verdict == "wrong":
+        return "bold red"
+    return "bold green" if check.verdict == "sound" and check.num_checked == check.num_calls else "bold yellow"
+
+
 def verdict_line(check: Check) -> str:
-    """`wrong: runs/npu on npu:0, 2 of 180 calls fail`."""
+    """`wrong: runs/npu on npu:0, 2 of 180 calls fail`; where something was not checked, the share that was comes first."""
     counts = check.counts
     judged = len(check.calls) - counts["skipped"]
     where = f"{check.path} on {check.device}"
@@ -51,11 +58,33 @@ def verdict_line(check: Check) -> str:
         return f"wrong: {where}, {counts['failed']} of {judged} checked calls {'fails' if counts['failed'] == 1 else 'fail'}{rules}"
     if not check.calls:
         return f"sound: {where}, no call made inf or NaN from clean inputs"
-    if not judged:
-        return f"unknown: {where}, none of {len(check.calls)} calls could be checked"
+    if not check.num_checked:
+        return f"unknown: {where}, none of {check.num_calls} calls could be checked{_unseen(check)}"
+    if check.is_all_opaque:
+        return f"unknown: {where}, every module is opaque ({_few(check.opaque)}); the {check.num_checked} calls checked lie around them"
+    if check.num_checked < check.num_calls:
+        return f"no failure{rules} in {_percent(check.coverage)} of what ran{_unseen(check)}: {where}, {check.num_checked} calls checked"
     if any(call.overflow for call in check.calls):
         return f"sound: {where}, none of {judged} overflows is abnormal"
     return f"sound: {where}, {judged} calls checked, none {f'fails{rules}' if rules else 'errs more than an honest kernel'}"
+
+
+def _percent(share: float) -> str:
+    """Rounded down: what is not all is never called all."""
+    return f"{int(100 * share)} %" if share >= 0.01 else "less than 1 %"
+
+
+def _unseen(check: Check) -> str:
+    """`; OptimizedModule is opaque`, or how many calls have no verdict and of which operations they are."""
+    if check.opaque:
+        return f"; {_few(check.opaque)} {'is' if len(check.opaque) == 1 else 'are'} opaque"
+    without = [call for call in check.calls if call.status in ("skipped", "warning")]
+    names = _few(tuple(dict.fromkeys(call.call.short for call in without)))
+    return f"; {len(without)} {'was' if len(without) == 1 else 'were'} not settled or not checked ({names})"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
 
 
 def _render_fault(finding: Finding, console: Console) -> None:
@@ -106,6 +135,7 @@ def _render_counts(check: Check, console: Console) -> None:
     if not check.calls:
         return
     text = ", ".join(f"{many} {status}" for status, many in check.counts.items() if many or status in ("passed", "failed"))
+    text += f" ({check.num_calls} calls with those of opaque modules)" if check.opaque else ""
     _print(console, f"{text}; coverage {check.coverage:.1%}; {check.elapsed_s:.1f} s, {speed:.0f} calls/s{resumed}", "dim")
 
 

@@ -48,7 +48,8 @@ def write_check_html(check: Check, path: Path) -> None:
 
 
 def check_page(check: Check) -> str:
-    failed = check.counts["failed"]
+    is_whole = check.num_checked == check.num_calls
+    tone = "bad" if check.verdict == "wrong" else "good" if check.verdict == "sound" and is_whole else "warning"
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -56,7 +57,7 @@ def check_page(check: Check) -> str:
             f"<title>{_text(f'check: {check.path}')}</title><style>{_STYLE}</style></head><body>",
             f'<header><strong>ulpscope</strong> <span class="muted">check of {_text(check.path)} on {_text(check.device)}, '
             f"rules {_text(check.rules)}</span></header><main>",
-            f'<h1 class="{"bad" if failed else "good"}">{_text(verdict_line(check))}</h1>',
+            f'<h1 class="{tone}">{_text(verdict_line(check))}</h1>',
             *_tiles(check),
             *(_card(finding) for finding in check.findings),
             *_calls("Failed calls, worst first", check.failures),

@@ -17,6 +17,7 @@ from typing import Any, TextIO, TypeAlias
 from ulpscope._optional import require
 from ulpscope.model import Finding, SlotReplay
 from ulpscope.model.checks import Check, CheckedCall, CheckedSlot
+from ulpscope.report.checks_console import verdict_line
 from ulpscope.report.replacing import replacing
 from ulpscope.report.table import defused
 
@@ -28,7 +29,7 @@ Cell: TypeAlias = "str | int | float | bool | None"
 _CALL = ("rank", "step", "order", "module", "call", "phase", "status", "reason", "device", "data")
 _SLOT = ("slot", "dtype", "shape", "slot_status", "multiple", "blamed", "judged_in")
 _RATIOS = ("max_ratio", "rms_ratio", "error", "honest_error", "bias", "scale", "num_nonfinite", "num_flipped", "is_bound")
-_REST = ("second_opinion", "standard_errors", "overflow", "reproduced", "random", "elapsed_s", "source")
+_REST = ("second_opinion", "standard_errors", "overflow", "reproduced", "random", "stands_for", "elapsed_s", "source")
 _MOST_ROWS = 1_048_575
 _LONGEST_TEXT = 32_767
 
@@ -62,6 +63,7 @@ def _row(call: CheckedCall, slot: CheckedSlot | None) -> dict[str, Cell]:
         "overflow": call.overflow,
         "reproduced": call.is_reproduced,
         "random": call.is_random,
+        "stands_for": call.stands_for,
         "elapsed_s": round(call.elapsed_s, 6),
         "source": f"{frame.file}:{frame.line}" if frame else None,
     }
@@ -145,7 +147,8 @@ def dump_check(check: Check, stream: TextIO) -> None:
     """The answer, the findings, and every row; NaN and infinities are texts."""
     head = {
         "schema": CHECK_SCHEMA,
-        "verdict": "wrong" if check.counts["failed"] else "sound",
+        "verdict": check.verdict,
+        "headline": verdict_line(check),
         "path": check.path,
         "device": check.device,
         "rules": check.rules,
@@ -153,6 +156,9 @@ def dump_check(check: Check, stream: TextIO) -> None:
         "elapsed_s": check.elapsed_s,
         "counts": check.counts,
         "coverage": check.coverage,
+        "num_calls": check.num_calls,
+        "num_checked": check.num_checked,
+        "opaque": check.opaque,
         "skipped": check.reasons,
         "precision": [{"family": one.family, "operands": one.operands, "of": one.role} for one in check.precision],
         "findings": [_finding(finding) for finding in check.findings],

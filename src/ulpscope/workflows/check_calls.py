@@ -14,14 +14,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ulpscope.judge.checks import check_limits, check_multiple, conclude, drawn_apart, judge_checked, judge_overflow, with_own_leeway
-from ulpscope.model import DTYPES, CallName, CallRecord, OperandFormat, Run, Slot, SlotReplay, Summary, TensorRecord
-from ulpscope.model.checks import CheckData, CheckedCall, CheckedSlot, CheckRole
-from ulpscope.numerics.summary import summarize
+from ulpscope.judge.checks import check_limits, check_multiple, conclude, judge_checked, judge_overflow, with_own_leeway
+from ulpscope.model import DTYPES, CallName, CallRecord, OperandFormat, Run, Slot, SlotReplay, TensorRecord
+from ulpscope.model.checks import CheckData, CheckedCall, CheckedSlot, CheckRole, DrawnSlot
 from ulpscope.replay import (
     NotReplayable,
     Program,
@@ -32,8 +30,10 @@ from ulpscope.replay import (
     optimizer_program,
     recorded_results,
 )
-from ulpscope.replay.arguments import slots_named
+from ulpscope.replay.arguments import bytes_of, slots_named
+from ulpscope.replay.chance import standard_errors
 from ulpscope.replay.devices import DeviceLost, has_own_kernel, run_on_device
+from ulpscope.replay.draws import surprises, without_draws
 from ulpscope.replay.generating import Generated, Planted
 from ulpscope.replay.independent import second_opinions
 from ulpscope.replay.joined import joined
@@ -48,7 +48,6 @@ __all__ = ["CallChecker"]
 Tensors = Mapping[Slot, torch.Tensor]
 _STEPS_IN_MEMORY = 2
 _MANY = 1 << 18
-_DROPOUT = re.compile(r"(?:functional\.|torch\.|VF\.)(?:feature_)?dropout[123]?d?_?")
 
 
 @dataclass(slots=True)
@@ -174,8 +173,7 @@ class CallChecker:
             with suppress(Exception):  # whether it draws shows there too; what goes wrong will once more, where it is told
                 yardstick.exact()
         if is_random(prepared.program):
-            slots = self._drawn(record, prepared, made)
-            return conclude(replace(call, is_random=True, slots=tuple(judge_checked(slot, options.device) for slot in slots)))
+            return self._checked_drawn(call, record, prepared, made)
         if options.rules != "derived":
             return self._judged_by_standard(call, record, prepared, made)
         call = self._judged(call, prepared, made, yardstick, operands)
@@ -274,24 +272,20 @@ class CallChecker:
             found = self._step(rank, step - 1).stepped(record)
         return found
 
-    def _drawn(self, record: CallRecord, prepared: _Prepared, made: Tensors) -> list[CheckedSlot]:
-        """Results that hang on random numbers: against another draw, and dropout against its share and against what it kept."""
-        other = prepared.program(prepared.program.inputs)
-        share = _dropped(record) if _DROPOUT.fullmatch(record.call.op) else None
-        slots = []
-        for slot, value in made.items():
-            if slot not in other or other[slot].shape != value.shape:
-                continue
-            given = next(iter(prepared.program.inputs.values()), None)
-            is_plain = share is not None and given is not None and given.shape == value.shape and record.phase == "forward"
-            candidates = int((given != 0).sum()) if is_plain and given is not None else 0
-            drawn = drawn_apart(_summary(value), _summary(other[slot]), dropped=share if is_plain else None, num_candidates=candidates)
-            if is_plain and given is not None and share is not None and share < 1 and (wrong := _num_wrongly_kept(given, value, share)):
-                drawn = replace(
-                    drawn, distance=float("inf"), reason=f"scales {wrong} of the elements that it keeps by another factor than 1 / (1 - p)"
-                )
-            slots.append(replace(_slot(slot, value, None, None, None), drawn=drawn))
-        return slots
+    def _checked_drawn(self, call: CheckedCall, record: CallRecord, prepared: _Prepared, made: Tensors) -> CheckedCall:
+        """A call that draws: with a dropout of 0 as any other where it computes more than its draw, else by its distribution."""
+        call = replace(call, is_random=True)
+        quiet = without_draws(prepared.program)
+        if quiet is None:
+            return conclude(replace(call, slots=_drawn_slots(prepared, made, self._options.device)))
+        spoiled = [slot for slot, value in made.items() if _has_nonfinite({slot: value})]
+        self._tell("device")
+        made = run_on_device(quiet, self._options.device)
+        self._tell("yardstick")
+        found = self._judged(call, _Prepared(quiet, {}, prepared.data), made, Yardstick(joined(quiet)), {})
+        if (lost := [slot for slot in spoiled if slot in made and not _has_nonfinite({slot: made[slot]})]) and found.status != "failed":
+            return replace(found, status="failed", reason=f"{lost[0]}: inf or NaN with its dropout, and finite without")
+        return replace(found, reason=found.reason or _QUIET)
 
     def _keep(self, call: CheckedCall, prepared: _Prepared, made: Tensors, exact: Tensors) -> None:
         """Inputs and results of a failed call, for a closer look; a file for each call."""
@@ -311,6 +305,23 @@ def _replayed(yardstick: Yardstick, made: Tensors, call: CallName) -> dict[Slot,
     return {one.slot: with_own_leeway(one, call) for one in found}
 
 
+_QUIET = "checked with a dropout of 0, which leaves nothing to chance"
+
+
+def _drawn_slots(prepared: _Prepared, made: Tensors, device: str) -> tuple[CheckedSlot, ...]:
+    """What the device draws now and what was recorded, each against the distribution that the call asks for."""
+    found: dict[Slot, CheckedSlot] = {}
+    roles: tuple[tuple[CheckRole, Tensors], ...] = (("device", made), ("recorded", prepared.recorded))
+    for role, values in roles:
+        known = {slot: value for slot, value in values.items() if slot in made and value.shape == made[slot].shape}
+        for slot, (surprise, reason) in surprises(prepared.program, known).items() if known else ():
+            drawn = DrawnSlot(distance=standard_errors(surprise), reason=reason, role=role)
+            before = found[slot].drawn if slot in found else None
+            if before is None or drawn.distance > before.distance:
+                found[slot] = replace(_slot(slot, known[slot], None, None, None), drawn=drawn)
+    return tuple(judge_checked(slot, device) for slot in found.values())
+
+
 def _slot(
     slot: Slot, value: torch.Tensor, device: SlotReplay | None, recorded: SlotReplay | None, second_opinion: SlotReplay | None
 ) -> CheckedSlot:
@@ -328,9 +339,12 @@ _WANTED = "wanted"
 
 
 def _with_wanted_gradients(record: CallRecord, forward: CallRecord) -> CallRecord:
-    """Other tools record the gradients of something inside a call; which ones it gives follows from what requires one."""
+    """Other tools record the gradients of something inside a call; which ones it gives follows from what requires one.
+
+    So it does where a call gave no gradient at all: it is 0 then, and torch leaves it out.
+    """
     own = [slot for slot in record.slots if slot.slot.role != "output" or slot.slot.path[-1:] != ("node",)]
-    if len(own) == len(record.slots):
+    if len(own) == len(record.slots) and any(slot.slot.role == "output" for slot in own):
         return record
     known = {slot.slot for slot in own}
     wanted = (replace(slot, slot=Slot("output", slot.slot.path), summary=None, content=None) for slot in _differentiable(forward))
@@ -373,16 +387,7 @@ def _results(record: CallRecord, read: Reader) -> dict[Slot, torch.Tensor]:
 
 
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
-
-
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _summary(value: torch.Tensor) -> Summary:
-    found, _ = summarize(str(value.dtype).removeprefix("torch."), _bits(value).numpy())
-    return found
+    return one.dtype == other.dtype and torch.equal(bytes_of(one), bytes_of(other))
 
 
 def _num_elements(record: CallRecord) -> int:
@@ -396,20 +401,3 @@ def _has_nonfinite(made: Tensors) -> bool:
 def _is_same_device(record: CallRecord, device: str) -> bool:
     kinds = {slot.device.partition(":")[0] for slot in record.slots if slot.device}
     return not kinds or device.partition(":")[0] in kinds
-
-
-def _dropped(record: CallRecord) -> float | None:
-    """The share that a dropout drops, as it was asked to."""
-    arguments = record.arguments
-    args: Sequence[Any] = arguments.args if arguments else ()
-    named = (arguments.kwargs or {}) if arguments else {}
-    share = named.get("p", args[1] if len(args) > 1 else 0.5)
-    is_plain = isinstance(share, (int, float)) and not isinstance(share, bool) and "feature" not in record.call.op
-    return float(share) if is_plain and record.call.short.strip("_") == "dropout" else None
-
-
-def _num_wrongly_kept(given: torch.Tensor, value: torch.Tensor, share: float) -> int:
-    kept = value != 0
-    wanted = given.to(torch.float64)[kept] / (1 - share)
-    unit = torch.finfo(value.dtype).eps
-    return int(((value.to(torch.float64)[kept] - wanted).abs() > 4 * unit * wanted.abs() + torch.finfo(value.dtype).tiny).sum())

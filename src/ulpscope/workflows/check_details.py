@@ -10,7 +10,6 @@ from math import isnan
 from pathlib import Path
 
 from ulpscope.errors import InputError
-from ulpscope.model import TensorData
 from ulpscope.model.check_details import CheckDetail, CheckOutcome, SavedFailure
 from ulpscope.model.checks import CheckedCall, CheckedSlot, CheckStatus
 from ulpscope.model.standards import STANDARD_METRICS
@@ -84,16 +83,14 @@ def saved_failures(folder: str | os.PathLike[str]) -> Iterator[SavedFailure]:
 
 
 def _saved(file: Path) -> SavedFailure:
-    import torch
     from safetensors import safe_open
+
+    from ulpscope.replay.arguments import data_of
 
     with safe_open(file, framework="pt") as stored:
         facts = stored.metadata() or {}
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    data = {
-        name: TensorData(str(one.dtype).removeprefix("torch."), tuple(one.shape), one.contiguous().reshape(-1).view(torch.uint8).numpy())
-        for name, one in tensors.items()
-    }
+    data = {name: data_of(one) for name, one in tensors.items()}
     named = facts.get("recorded_as") or facts.get("call", "").rpartition("/")[2]
     return SavedFailure(
         key=_DIRECTION.sub("", named), phase=facts.get("phase", ""), reason=facts.get("reason", ""), tensors=dict(sorted(data.items()))

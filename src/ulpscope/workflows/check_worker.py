@@ -80,6 +80,7 @@ def serve(orders: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
+    from ulpscope._optional import keep_triton_out
     from ulpscope.replay.compiler import without_compiler
     from ulpscope.replay.devices import open_device
     from ulpscope.replay.registered import import_and_register
@@ -87,6 +88,7 @@ def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
     from ulpscope.store.checker_json import open_info
     from ulpscope.workflows.check_calls import CallChecker
 
+    keep_triton_out()
     for slow in ("torch._decomp", "torch._refs"):  # else the first call would seem slow, and calls have a time limit
         importlib.import_module(slow)
     for name in setup.imports:

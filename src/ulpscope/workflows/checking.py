@@ -9,6 +9,8 @@ known; the calls of such a family are then checked once more by that yardstick.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +29,7 @@ from ulpscope.model.checks import Check, CheckedCall, CheckRole, FamilyPrecision
 from ulpscope.store import open_run
 from ulpscope.store.checker_json import open_info
 from ulpscope.workflows.check_frames import Journal
+from ulpscope.workflows.check_opaque import OPAQUE, Opaqueness
 from ulpscope.workflows.check_processes import Processes
 from ulpscope.workflows.check_rules import RULES, CheckOptions, Precision
 from ulpscope.workflows.check_worker import Setup
@@ -34,6 +37,8 @@ from ulpscope.workflows.check_worker import Setup
 __all__ = ["check_run"]
 
 _SAMPLE = 8
+_DEVICE_ANSWERS_S = 120
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 _WITHOUT_RESULTS = "api_accuracy_checker"
 Place = tuple[int, int, int]
 
@@ -66,7 +71,7 @@ def check_run(
     run: Run | str | os.PathLike[str],
     *,
     backward: str | os.PathLike[str] | None = None,
-    device: str | Sequence[str] = "cpu",
+    device: str | Sequence[str] | None = None,
     rules: str = "derived",
     edition: str = "2024",
     reference_precision: Precision = "auto",
@@ -85,6 +90,8 @@ def check_run(
 ) -> Check:
     """Run every recorded call again on `device` and judge it against a higher precision on the CPU.
 
+    Without a device it is the one that the run was recorded on, where that is here, else the CPU; `Check.device` says which.
+
     >>> check = ulpscope.check_run("runs/npu", device="npu")  # doctest: +SKIP
     >>> [str(call.call) for call in check.failures]  # doctest: +SKIP
     ['functional.gelu.1']
@@ -96,7 +103,8 @@ def check_run(
     """
     started = time.perf_counter()
     opened = _opened(run, backward)
-    devices = (device,) if isinstance(device, str) else tuple(device)
+    chosen, absent = (device, "") if device is not None else _recorded_device(opened, imports, isolated)
+    devices = (chosen,) if isinstance(chosen, str) else tuple(chosen)
     _check_words(rules, edition, reference_precision, jobs, devices, isolated, opened)
     options = CheckOptions(
         device=devices[0],
@@ -107,8 +115,8 @@ def check_run(
         overflow=overflow,
         failures=_folder(save_failures),
     )
-    tasks = _planned(opened, devices[0], select, overflow)
-    if not tasks and (not overflow or not _planned(opened, devices[0], select, overflow=False)):
+    tasks, is_all_opaque = _planned(opened, devices[0], select, overflow)
+    if not tasks and (not overflow or not _planned(opened, devices[0], select, overflow=False)[0]):
         raise InputError(f"'{opened.path}' holds no call{' that the selection names' if select else ''}: there is nothing to check")
     book = _Book(tasks, _journal(journal, opened, options, select, resume), progress, found)
     worker = _worker(opened, options, devices, jobs, timeout_s, imports, isolated, backward)
@@ -129,13 +137,45 @@ def check_run(
         rules=rules,
         seed=seed,
         calls=calls,
+        is_all_opaque=is_all_opaque,
         precision=precision,
         findings=explain_check(
-            calls, precision, device=", ".join(devices), path=str(opened.path), rules=rules, complete=_incomplete(opened)
+            calls, precision, device=", ".join(devices), path=str(opened.path), rules=rules, complete=_incomplete(opened), absent=absent
         ),
         num_resumed=book.num_resumed,
         elapsed_s=time.perf_counter() - started,
     )
+
+
+def _recorded_device(run: Run, imports: Sequence[str], isolated: bool) -> tuple[str, str]:
+    """The device that calls were recorded on, and nothing; or the CPU, and what is not here where that was another one."""
+    kind = _kind_recorded(run)
+    if kind == "cpu" or find_spec("torch") is None:
+        return "cpu", ""
+    return (kind, "") if _is_here(kind, imports, isolated) else ("cpu", kind)
+
+
+def _is_here(kind: str, imports: Sequence[str], isolated: bool) -> bool:
+    if not isolated:
+        from ulpscope.workflows.check_device import is_usable
+
+        return is_usable(kind, imports)
+    words = [sys.executable, "-m", "ulpscope.workflows.check_device", kind, *imports]
+    try:
+        return subprocess.run(words, capture_output=True, timeout=_DEVICE_ANSWERS_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _kind_recorded(run: Run) -> str:
+    """The kind of device that the tensors of the first step lie on; the CPU's are beside those of any other."""
+    for rank in run.ranks():
+        for step in run.steps(rank)[:1]:
+            for record in run.records(rank, step):
+                kinds = (slot.device.partition(":")[0] for slot in record.slots)
+                if (found := next((kind for kind in kinds if kind.isidentifier() and kind not in ("cpu", "meta")), None)) is not None:
+                    return found
+    return "cpu"
 
 
 def _opened(run: Run | str | os.PathLike[str], backward: str | os.PathLike[str] | None) -> Run:
@@ -173,30 +213,64 @@ def _folder(path: str | os.PathLike[str] | None) -> str:
     return str(Path(path).resolve())
 
 
-def _planned(run: Run, device: str, select: str | Sequence[str] | None, overflow: bool) -> list[_Task]:
+def _planned(run: Run, device: str, select: str | Sequence[str] | None, overflow: bool) -> tuple[list[_Task], bool]:
+    """The calls to check, opaque modules among them; and whether no layer lies outside of an opaque module."""
     selection = _selection(select)
     tasks: list[_Task] = []
+    is_seen: list[bool] = []
     for rank in run.ranks():
         for step in run.steps(rank):
             selection and selection.begin_step()
-            called: dict[object, CallRecord] = {}
-            for index, record in enumerate(run.records(rank, step)):
-                key = record.level, record.call, record.module
-                if record.phase == "forward":
-                    called[key] = record
-                if not _is_call(record) or (selection and not _is_wanted(selection, record)):
-                    continue
-                forward = called.get(key) if record.phase == "backward" else None
-                if overflow and not overflows(record, forward, with_results=run.info.format != _WITHOUT_RESULTS):
-                    continue
-                tasks.append(_Task((rank, step, index), CheckedCall.of(record, device), product_family(record)))
-    return tasks
+            found, opaqueness = _planned_step(run, rank, step, device, selection, overflow)
+            tasks += found
+            sees_layers = opaqueness.sees_layers
+            is_seen.append(any(_is_inside(task.stub) for task in found) if sees_layers is None else sees_layers)
+    return tasks, any(task.stub.is_opaque for task in tasks) and not any(is_seen)
+
+
+def _planned_step(run: Run, rank: int, step: int, device: str, selection: Any, overflow: bool) -> tuple[list[_Task], Opaqueness]:
+    tasks: list[_Task] = []
+    called: dict[object, CallRecord] = {}
+    opaqueness = Opaqueness()
+    for index, record in enumerate(run.records(rank, step)):
+        opaqueness.add(record)
+        key = record.level, record.call, record.module
+        if record.phase == "forward":
+            called[key] = record
+        is_module = record.level == "module" and not overflow
+        if not (_is_call(record) or is_module) or (selection and not _is_wanted(selection, record)):
+            continue
+        forward = called.get(key) if record.phase == "backward" else None
+        if overflow and not overflows(record, forward, with_results=run.info.format != _WITHOUT_RESULTS):
+            continue
+        tasks.append(_Task((rank, step, index), replace(CheckedCall.of(record, device), is_opaque=is_module), product_family(record)))
+    return _with_opaque(tasks, opaqueness.regions()), opaqueness
+
+
+def _with_opaque(tasks: Sequence[_Task], regions: Mapping[int, int]) -> list[_Task]:
+    """The tasks without modules but for the opaque ones, which are known not to be checked."""
+    known = {
+        task.stub.order: replace(task.stub, status="skipped", reason=OPAQUE, stands_for=regions[task.stub.order])
+        for task in tasks
+        if task.stub.is_opaque and task.stub.order in regions
+    }
+    return [
+        replace(task, stub=known[task.stub.order]) if task.stub.is_opaque else task
+        for task in tasks
+        if not task.stub.is_opaque or task.stub.order in known
+    ]
+
+
+def _is_inside(call: CheckedCall) -> bool:
+    """Whether a call lies inside a module whose calls were recorded."""
+    return bool(call.module) and not call.is_opaque
 
 
 def _is_call(record: CallRecord) -> bool:
+    """Whether it computed something; what allocates memory did not, and what that holds is nobody's result."""
     if record.phase == "optimizer":
         return True
-    return record.level in ("api", "op") and record.phase in ("forward", "backward")
+    return record.call.short not in _ALLOCATIONS and record.level in ("api", "op") and record.phase in ("forward", "backward")
 
 
 def _selection(select: str | Sequence[str] | None) -> Any:
@@ -288,6 +362,7 @@ class _Book:
             known = {task.stub.key for task in tasks}
             self._found = {call.key: call for call in journal.found(CheckedCall) if call.key in known}
         self.num_resumed = len(self._found)
+        self._found |= {task.stub.key: task.stub for task in tasks if task.stub.is_opaque}
 
     def waiting(self) -> list[tuple[Place, CheckedCall]]:
         return [(task.place, task.stub) for task in self._tasks if task.stub.key not in self._found]

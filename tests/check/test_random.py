@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that draw random numbers: no honest draw is failed by chance, and what can be known of one is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ulpscope import Capture, open_run
+from ulpscope.judge import threshold
+from ulpscope.model import Slot
+from ulpscope.model.checks import Check
+from ulpscope.replay import Program, forward_program, is_random
+from ulpscope.replay.chance import apart_as_samples, share_surprise, standard_errors, sum_surprise
+from ulpscope.replay.draws import surprises
+from ulpscope.workflows.checking import check_run
+
+pytestmark = pytest.mark.filterwarnings("ignore:dropout")
+OUTPUT = Slot("output", (0,))
+
+
+def _leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).requires_grad_()
+
+
+def _few() -> None:
+    """So few elements, or shares so near 0 and 1, that two draws are often equal."""
+    for share in (0.05, 0.95, 0.999):
+        torch.zeros(3).bernoulli_(share)
+        torch.bernoulli(torch.full((2,), share))
+        torch.multinomial(torch.tensor([share, 1 - share]), 1)
+    torch.randint(0, 2, (2,)), torch.randperm(3), torch.poisson(torch.full((4,), 0.02)), torch.empty(2).geometric_(0.95)
+
+
+def _fills() -> None:
+    torch.rand(3), torch.randn(50), torch.empty(9).exponential_(2.0), torch.empty(9).cauchy_(), torch.empty(9).log_normal_()
+    torch.empty(30, dtype=torch.bfloat16).uniform_(-2, 3), torch.rand(2000, dtype=torch.float16), torch.randn(9, dtype=torch.complex64)
+    torch.normal(torch.randn(6), torch.rand(6)), torch.normal(0.0, torch.rand(300)), torch.normal(1.0, 2.0, (5,))
+    nn.init.kaiming_uniform_(torch.empty(5, 6)), nn.init.trunc_normal_(torch.empty(5, 6))
+    torch.binomial(torch.full((9,), 5.0), torch.full((9,), 0.4)), torch.multinomial(torch.rand(6, 5), 7, replacement=True)
+
+
+def _dropouts() -> torch.Tensor:
+    x = _leaf(4, 6, 10)
+    y = F.dropout(x, 0.05) + F.dropout1d(x, 0.3) + F.alpha_dropout(x, 0.2, True) + F.feature_alpha_dropout(x, 0.2, True)
+    y = (
+        y
+        + F.dropout(x.bfloat16(), 0.1)
+        + F.dropout(F.relu(x), 0.5)
+        + F.dropout(x * 1, 0.5, True, True)
+        + torch.native_dropout(x, 0.3, True)[0]
+    )
+    return y + F.rrelu(x, training=True) + F.dropout3d(x[None], 0.4)[0] + F.gumbel_softmax(x) + F.gumbel_softmax(x, 0.3, hard=True)
+
+
+def _hidden() -> torch.Tensor:
+    q, x = _leaf(2, 3, 5, 8), _leaf(3, 2, 8)
+    layers = [nn.LSTM(8, 5, 2, dropout=0.3)(x)[0], nn.GRU(8, 5, 2, dropout=0.3)(x)[0], nn.MultiheadAttention(8, 2, dropout=0.2)(x, x, x)[0]]
+    parts = [F.scaled_dot_product_attention(q, q, q, dropout_p=0.3), nn.TransformerEncoderLayer(8, 2, 16)(x), *layers]
+    return torch.stack([one.sum() for one in parts])
+
+
+def _checked(into: Path, program: Callable[[], Any], seed: int = 0, keep: Any = "tensors") -> Check:
+    torch.manual_seed(seed)
+    with Capture(into, keep=keep) as capture:
+        made = program()
+        if made is not None:
+            made.sum().backward()
+        capture.step()
+    return check_run(into, isolated=False, seed=seed)
+
+
+@pytest.mark.parametrize("program", [_few, _fills, _dropouts, _hidden])
+@pytest.mark.parametrize("keep", ["tensors", "statistics"])
+def test_an_honest_draw_is_never_failed(tmp_path: Path, program: Callable[[], Any], keep: str) -> None:
+    check = _checked(tmp_path / "run", program, keep=keep)
+    assert [(str(call.call), call.phase, call.reason) for call in check.calls if call.status != "passed"] == []
+    assert sum(call.is_random for call in check.calls) >= 12
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", [_few, _fills, _dropouts, _hidden])
+def test_nor_for_any_seed(tmp_path: Path, program: Callable[[], Any]) -> None:
+    for seed in range(1, 40):
+        check = _checked(tmp_path / f"run{seed}", program, seed)
+        assert [(seed, str(call.call), call.reason) for call in check.calls if call.status != "passed"] == []
+
+
+def test_a_draw_hidden_in_an_argument_leaves_the_rest_to_be_checked(tmp_path: Path) -> None:
+    """With a dropout of 0 attention and recurrent layers are as exact as any call; the plain dropouts inside are judged as such."""
+    check = _checked(tmp_path / "run", _hidden)
+    found = Counter(call.call.short for call in check.calls if call.is_random and call.phase == "forward" and "dropout of 0" in call.reason)
+    assert found == {"scaled_dot_product_attention": 1, "multi_head_attention_forward": 2, "lstm": 1, "gru": 1}
+
+
+# ------------------------------------------------------------------------------------------------------------- wrong draws
+
+
+def _program(into: Path, call: Callable[[], Any]) -> Program:
+    torch.manual_seed(0)
+    with Capture(into, keep="tensors", select="*") as capture:
+        call()
+        capture.step()
+    run = open_run(into)
+    record = [one for one in run.records(0, 0) if one.phase == "forward"][-1]
+    return forward_program(record, lambda content: run.tensor(0, 0, content))
+
+
+X = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+WEIGHTS = torch.tensor([[0.5, 0.3, 0.2, 0.0]]).expand(500, 4)
+WRONG: list[tuple[Callable[[], Any], Callable[[torch.Tensor], torch.Tensor], str]] = [
+    (lambda: F.dropout(X, 0.3), lambda y: y * 0.7, "another factor"),
+    (lambda: F.dropout(X, 0.3), lambda y: F.dropout(X, 0.5) * 0.5 / 0.7, "where the share is 0.3"),
+    (lambda: F.dropout(X, 0.3), lambda y: X.clone(), "another factor"),
+    (lambda: F.dropout1d(X, 0.3), lambda y: F.dropout(X, 0.3), ""),
+    (lambda: F.alpha_dropout(X, 0.3, True), lambda y: F.dropout(X, 0.3), "alpha"),
+    (lambda: torch.bernoulli(X.sigmoid()), lambda y: torch.bernoulli(torch.full_like(X, 0.5)), "ones where"),
+    (lambda: torch.bernoulli(X.clamp(0, 1)), lambda y: torch.ones_like(y), "probability 0"),
+    (lambda: torch.empty(4000).bernoulli_(0.95), lambda y: torch.bernoulli(torch.full_like(y, 0.8)), "another distribution"),
+    (lambda: torch.multinomial(WEIGHTS, 4, True), lambda y: torch.full_like(y, 3), "weight 0"),
+    (lambda: torch.multinomial(WEIGHTS, 4, True), lambda y: torch.randint_like(y, 0, 3), "draws category"),
+    (lambda: torch.multinomial(WEIGHTS, 2), lambda y: y[:, :1].expand(-1, 2), "twice"),
+    (lambda: torch.rand(4000), lambda y: y * 1.2, "out of range"),
+    (lambda: torch.randn(20000), lambda y: y * 1.5, "another distribution"),
+    (lambda: torch.randn(20000), lambda y: y.index_fill(0, torch.tensor([3]), float("nan")), "NaN"),
+    (lambda: torch.normal(X, X.abs()), lambda y: X + 2 * (y - X), "another distribution"),
+    (lambda: torch.randperm(99), lambda y: y.clamp(max=97), "each number once"),
+    (lambda: torch.poisson(X.exp()), lambda y: y + 1, "counts"),
+    (lambda: F.rrelu(X, training=True), lambda y: F.leaky_relu(X, 0.5), "slopes outside"),
+    (lambda: F.rrelu(X, training=True), lambda y: F.leaky_relu(X, 0.2), "spread evenly"),
+    (lambda: F.gumbel_softmax(X), lambda y: y * 1.01, "add up to 1"),
+    (lambda: F.gumbel_softmax(WEIGHTS, hard=True), lambda y: F.one_hot(WEIGHTS.argmax(-1), 4).float(), "draws category"),
+]
+
+
+@pytest.mark.parametrize("place", range(len(WRONG)))
+def test_a_wrong_draw_is_seen(tmp_path: Path, place: int) -> None:
+    call, spoil, reason = WRONG[place]
+    program = _program(tmp_path / "run", call)
+    assert is_random(program)
+    honest = program(program.inputs)[OUTPUT]
+    limit = threshold("drawn")
+    assert standard_errors(surprises(program, {OUTPUT: honest})[OUTPUT][0]) <= limit
+    torch.manual_seed(12345)
+    size, told = surprises(program, {OUTPUT: spoil(honest)})[OUTPUT]
+    if reason:
+        assert standard_errors(size) > limit
+        assert reason in told
+
+
+def test_no_bound_is_crossed_more_often_than_it_says() -> None:
+    """At 3 standard errors, which an honest draw may cross once in 90 times; the bounds are looser than chance."""
+    generator = torch.Generator().manual_seed(0)
+    crossed = Counter[str]()
+    for _ in range(2000):
+        drawn = torch.rand(50, generator=generator)
+        crossed["share"] += standard_errors(share_surprise(int((drawn < 0.05).sum()), 50, 0.05)) > 3
+        crossed["sum"] += standard_errors(sum_surprise(float((drawn < 0.05).sum()) - 2.5, 50 * 0.05 * 0.95)) > 3
+        crossed["apart"] += standard_errors(apart_as_samples(drawn, torch.rand(90, generator=generator), torch.float32)) > 3
+    assert max(crossed.values()) <= 2000 / 90
