@@ -203,7 +203,8 @@ def test_bits_that_differ_by_an_unknown_amount_are_exit_code_2(tmp_path: Path) -
         write_run(tmp_path / name, scale=scale, keep="fingerprint")
     done = ulpscope_command("compare", "bad", "good", "--html", "report.html", "--json", "report.json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "")
-    assert done.stdout.startswith("unknown: bad against good, 6 calls compared, no fault, but something differs bitwise")
+    assert done.stdout.startswith("unknown: 6 of 16 slots were not compared (6 slots: other bits, and nothing tells by how much, first ")
+    assert ": bad against good, 6 calls compared, no fault, but something differs bitwise" in done.stdout
     assert "first bitwise difference: mlp  gelu (call 0, forward, output 0), step 0, rank 0" in done.stdout
     assert "ulpscope run --into" in done.stdout
     assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "unknown"

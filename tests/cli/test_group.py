@@ -61,6 +61,7 @@ OPTIONS = {
         "--repeat",
         "--baseline",
         "--update",
+        "--partial",
         "--quiet",
     ],
     "refine": ["subject", "reference", "--into", "--mapping", "--quiet"],

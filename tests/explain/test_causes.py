@@ -247,13 +247,13 @@ def test_gradients_changed_between_backward_and_optimizer() -> None:
     assert "no recorded call made this difference" in found.evidence
 
 
-def test_random_numbers_that_differ_are_a_note() -> None:
+def test_random_numbers_that_differ_are_the_cause() -> None:
     comparison = compare_runs(train(dropout=1, info=RunInfo(seed=1)), train(dropout=2, info=RunInfo(seed=2)))
-    assert comparison.faults == ()
-    [note] = [one for one in comparison.findings if one.kind == "rng"]
-    assert note.call == "functional.dropout.0"
-    assert "random generators differ at the start of the step: torch" in note.evidence
-    assert "seed 1 against 2" in note.evidence
+    [found] = comparison.faults
+    assert (found.kind, found.call) == ("rng", "functional.dropout.0")
+    assert "random generators differ at the start of the step: torch" in found.evidence
+    assert "seed 1 against 2" in found.evidence
+    assert "--seed 1" in found.next
 
 
 def test_fingerprints_alone_tell_where_bits_differ_but_not_how_much() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from tests.health.training import FAULTS, train
+from ulpscope.cli import cli
 from ulpscope.errors import NotARunError, NothingComparableError
 from ulpscope.judge.series import LIMITS
 from ulpscope.store import create_run
@@ -59,6 +61,24 @@ def test_other_dropout_is_no_departure(seed: int, optimizer: str, references: di
 def test_other_dropout_is_no_departure_in_longer_runs(seed: int, optimizer: str, tmp_path: Path) -> None:
     one, other = (train(tmp_path / str(each), seed=each, optimizer=optimizer, steps=120) for each in (seed, seed + 1000))
     assert compare_health(one, other).departures == ()
+
+
+@pytest.mark.parametrize(("weights", "data"), [(1, 7), (2, 8), (3, 9)])
+def test_runs_of_other_seeds_are_unrelated(weights: int, data: int, references: dict[str, Path], tmp_path: Path) -> None:
+    subject = train(tmp_path / "subject", seed=weights, weights=weights, data=data)
+    comparison = compare_health(subject, references["adamw"])
+    assert (comparison.verdict, [finding.kind for finding in comparison.findings]) == ("unrelated", ["unrelated"])
+    assert comparison.chance == pytest.approx(0.5, abs=0.05)
+    done = CliRunner().invoke(cli, ["compare-health", str(subject), str(references["adamw"]), "--html", str(tmp_path / "page.html")])
+    assert done.exit_code == 2
+    assert done.output.startswith("unrelated: ")
+    assert "the runs stay together" not in (tmp_path / "page.html").read_text()
+
+
+def test_runs_that_share_their_weights_are_not_unrelated(references: dict[str, Path], tmp_path: Path) -> None:
+    """Other batches leave two thirds of the signs equal, which no chance does."""
+    comparison = compare_health(train(tmp_path / "subject", data=8), references["adamw"])
+    assert (comparison.verdict, comparison.chance) == ("together", None)
 
 
 def test_the_same_run_twice_is_the_same(references: dict[str, Path], tmp_path: Path) -> None:

@@ -69,16 +69,25 @@ class Fault:
 
 
 def train(
-    into: Path, *, seed: int = 1, fault: str | None = None, at: int = 20, steps: int = 30, optimizer: str = "adamw", device: str = "cpu"
+    into: Path,
+    *,
+    seed: int = 1,
+    fault: str | None = None,
+    at: int = 20,
+    steps: int = 30,
+    optimizer: str = "adamw",
+    device: str = "cpu",
+    weights: int = 0,
+    data: int = 7,
 ) -> Path:
-    """Train and watch; `seed` is that of dropout alone: weights and batches are always the same."""
-    torch.manual_seed(0)
+    """Train and watch; `seed` is that of dropout alone, `weights` and `data` those of the weights and the batches."""
+    torch.manual_seed(weights)
     net = Net().to(device)
     made = (
         torch.optim.AdamW(net.parameters(), lr=1e-3) if optimizer == "adamw" else torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     )
     torch.manual_seed(seed)
-    batches, broken = torch.Generator().manual_seed(7), Fault(fault, at)
+    batches, broken = torch.Generator().manual_seed(data), Fault(fault, at)
     with watch(net, made, into=into, quiet=True) as health:
         for number in range(steps):
             tokens = torch.randint(0, 40, (8, 10), generator=batches).to(device)

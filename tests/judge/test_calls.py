@@ -31,6 +31,7 @@ from ulpscope.model import (
     TensorRecord,
     Verdict,
 )
+from ulpscope.model.memory import NOTHING_WRITTEN
 from ulpscope.numerics.summary import summarize
 
 U = 2.0**-24
@@ -229,6 +230,42 @@ def test_a_value_made_by_an_honest_call_is_honest_as_an_input() -> None:
     assert trail.drift == pytest.approx(100 * U, rel=0.1)
 
 
+def _gradient_of(parts: Sequence[tuple[np.ndarray, np.ndarray]], summed: tuple[Any, Any], drift: float = 0.0) -> JudgedCall:
+    """The backward record of the call that made `x`, whose consumers have each contributed a part (subject, reference) of its gradient."""
+    trail = Trail(drift=drift)
+    x, y = np.linspace(1, 2, 64, dtype=np.float32), np.linspace(3, 4, 64, dtype=np.float32)
+    judged("torch.maximum", {"input.0": y, "output.0": x}, {"input.0": y, "output.0": x}, trail)
+    for index, (ours, theirs) in enumerate(parts):
+        name = CallName("Tensor.sub", index)
+        for phase, slots in (("forward", {"input.0": y, "input.1": x, "output.0": y}), ("backward", {})):
+            sides = ({**slots, "input.0": ours, "output.1": ours}, {**slots, "input.0": theirs, "output.1": theirs})
+            pair, found = call("Tensor.sub", *((slots, slots) if slots else sides), phase=phase)
+            named = replace(pair, **{side: replace(getattr(pair, side), call=name) for side in ("subject", "reference")})
+            judge_call(named, found, trail=trail)
+    return judged("torch.maximum", {"input.0": summed[0]}, {"input.0": summed[1]}, trail, phase="backward")
+
+
+@pytest.mark.parametrize("noise", [2.0**-24, 2.0**-11, 2.0**-8])
+@pytest.mark.parametrize("reference", ["other", "zero"])
+def test_a_gradient_that_is_zero_but_for_rounding_is_judged_by_what_was_summed(noise: float, reference: str) -> None:
+    rng = np.random.default_rng(0)
+    part = rng.standard_normal(64).astype(np.float32)
+    other = (part * (1 + noise * rng.standard_normal(64))).astype(np.float32)
+    third = (part * (1 + noise * rng.standard_normal(64))).astype(np.float32) if reference == "other" else part
+    honest = _gradient_of([(other, part), (-part, -third)], (other - part, part - third), drift=noise)
+    assert verdict(honest, "input.0").level == "rounding"
+
+
+def test_a_part_that_is_missing_from_a_sum_is_no_rounding() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal(64).astype(np.float32) * size for size in (1.0, 1.0, 0.01)]
+    whole = np.sum(parts, axis=0)
+    found = _gradient_of([(one, one) for one in parts], (whole - parts[2], whole))
+    assert verdict(found, "input.0").level == "differs"
+    found = _gradient_of([(one, one) for one in parts], (whole + np.float32(1e-6), whole))
+    assert verdict(found, "input.0").level == "rounding"
+
+
 def test_an_input_that_nothing_explains_differs() -> None:
     one = judged("torch.exp", {"input.0": off(X, 1e-3), "output.0": Y}, {"input.0": X, "output.0": Y})
     assert verdict(one, "input.0").level == "differs"
@@ -373,14 +410,28 @@ def test_integers_of_which_only_statistics_are_known(equal: bool | None, distanc
     assert verdict(judge_call(pair, [found, FingerprintMeasurement(equal=True)]), "input.0").level == level
 
 
-@pytest.mark.parametrize("sides", [("subject",), ("reference",), ("subject", "reference")])
-def test_memory_that_nobody_wrote_to_is_not_compared(sides: tuple[str, ...]) -> None:
-    pair, _ = call("torch.empty", {"output.0": Y}, {"output.0": Y})
-    bare = {"summary": None, "fingerprint": None, "content": None, "note": "uninitialised memory: values are not read"}
-    slot = replace(pair.slots[0], **{side: replace(getattr(pair.slots[0], side), **bare) for side in sides})
-    one = judge_call(replace(pair, slots=(slot,)), [measure_slot(slot, _unread, _unread)])
+def without_values(op: str, slot: str, sides: tuple[str, ...]) -> JudgedCall:
+    """A call of which one tensor has no values on some sides, since nobody had written to it."""
+    pair, _ = call(op, {"input.0": X, "output.0": Y}, {"input.0": X, "output.0": Y})
+    bare = {"summary": None, "fingerprint": None, "content": None, "note": NOTHING_WRITTEN}
+    slots = tuple(
+        replace(one, **{side: replace(getattr(one, side), **bare) for side in sides}) if str(one.slot) == slot else one
+        for one in pair.slots
+    )
+    return judge_call(replace(pair, slots=slots), [measure_slot(one, _unread, _unread) for one in slots])
+
+
+def test_memory_that_nobody_wrote_to_on_either_side_is_not_compared() -> None:
+    one = without_values("torch.empty_like", "output.0", ("subject", "reference"))
     assert one.level == "same"
     assert verdict(one).reason == "memory that nobody wrote to is not compared"
+
+
+@pytest.mark.parametrize("side", ["subject", "reference"])
+def test_memory_that_only_one_side_wrote_to_differs_unless_it_is_written_over(side: str) -> None:
+    assert verdict(without_values("torch.exp", "input.0", (side,)), "input.0").level == "differs"
+    assert verdict(without_values("Tensor.fill_", "input.0", (side,)), "input.0").level == "same"
+    assert f"on the {side}" in verdict(without_values("torch.exp", "output.0", (side,))).reason
 
 
 def test_slots_without_values_for_another_reason_stay_unmeasured() -> None:

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.match.building import record
 from ulpscope.judge.differences import argument_differences
+from ulpscope.judge.limits import are_same_limit
 from ulpscope.match import match_calls
-from ulpscope.model import Arguments, CallRecord, Modes
+from ulpscope.model import Arguments, CallRecord, Modes, Slot, TensorRecord
 
 
 def differences(subject: CallRecord, reference: CallRecord) -> list[tuple[str, str, str]]:
@@ -38,6 +42,70 @@ def called(*args: Any, **kwargs: Any) -> CallRecord:
 )
 def test_no_difference(subject: CallRecord, reference: CallRecord) -> None:
     assert differences(subject, reference) == []
+
+
+LIMITS: dict[str, Callable[[str], float]] = {
+    "min": lambda dtype: float(torch.finfo(getattr(torch, dtype)).min),
+    "max": lambda dtype: float(torch.finfo(getattr(torch, dtype)).max),
+    "half of min": lambda dtype: float(torch.finfo(getattr(torch, dtype)).min) / 2,
+    "tiny": lambda dtype: float(torch.finfo(getattr(torch, dtype)).tiny),
+    "eps": lambda dtype: float(torch.finfo(getattr(torch, dtype)).eps),
+    "four eps": lambda dtype: 4 * float(torch.finfo(getattr(torch, dtype)).eps),
+}
+
+
+def masked(dtype: str, value: float, *, name: str = "Tensor.masked_fill", autocast: str | None = None, **rest: Any) -> CallRecord:
+    """A call on floating tensors of a dtype that is given a number."""
+    slots = ("input.0", "input.1", "output.0")
+    tensors = tuple(TensorRecord(slot=Slot.parse(slot), dtype="bool" if slot == "input.1" else dtype, shape=(4, 8)) for slot in slots)
+    arguments = Arguments(args=({"$tensor": "input.0"}, {"$tensor": "input.1"}, value), **rest)
+    return replace(record(name), slots=tensors, arguments=arguments, modes=Modes(autocast=autocast))
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_the_same_limit_of_each_sides_dtype_is_the_same_argument(dtype: str, limit: str) -> None:
+    ours, theirs = LIMITS[limit](dtype), LIMITS[limit]("float32")
+    by_autocast = masked("float32", ours, autocast=dtype)
+    for subject in (masked(dtype, ours), by_autocast):
+        for reference in (masked("float32", theirs), masked("float32", float(f"{theirs:.7g}"))):
+            assert "argument 2" not in {what for what, _, _ in differences(subject, reference)}
+    of_nothing = (TensorRecord(slot=Slot.parse("output.0"), dtype="float32", shape=(4,)),)
+    made = [replace(record("torch.full"), slots=of_nothing, arguments=Arguments(args=([4], value))) for value in (ours, theirs)]
+    assert differences(*made) == []
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_limit_of_a_dtype_that_a_side_does_not_work_in_is_another_argument(limit: str) -> None:
+    ours, theirs = LIMITS[limit]("float16"), LIMITS[limit]("float32")
+    assert [what for what, _, _ in differences(masked("float32", ours), masked("float32", theirs))] == ["argument 2"]
+
+
+@pytest.mark.parametrize("value", [-1e4, -1e9, -65504.0, 3.3895313892515355e38, 1e-6, float("-inf"), 0.0])
+def test_another_number_in_place_of_a_limit_is_another_argument(value: float) -> None:
+    found = differences(masked("bfloat16", value), masked("float32", LIMITS["min"]("float32")))
+    assert "argument 2" in {what for what, _, _ in found}
+
+
+_USUAL = [digit * 10.0**power for power in range(-8, 2) for digit in (1, 2, 5, 8)] + [0.9, 0.99, 0.999, 0.95, 0.5, 0.25, 2.0, -1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "dtypes", list(itertools.combinations_with_replacement(["float32", "float16", "bfloat16", "float8_e5m2"], 2)), ids=str
+)
+def test_numbers_that_programs_choose_are_no_limits(dtypes: tuple[str, str]) -> None:
+    records = [masked(dtype, 0.0) for dtype in dtypes]
+    of_nothing = [replace(one, slots=()) for one in records]
+    pairs = [(ours, theirs) for ours in _USUAL for theirs in _USUAL if ours != theirs]
+    assert [pair for pair in pairs if are_same_limit(*pair, *records) or are_same_limit(*pair, *of_nothing)] == []
+
+
+def test_limits_of_integers() -> None:
+    ours, theirs = ((torch.iinfo(getattr(torch, one)).min, masked(one, torch.iinfo(getattr(torch, one)).min)) for one in ("int32", "int64"))
+    assert ours[0] != theirs[0]
+    assert "argument 2" not in {what for what, _, _ in differences(ours[1], theirs[1])}
+    other = masked("int32", torch.iinfo(torch.int16).min)
+    assert "argument 2" in {what for what, _, _ in differences(other, theirs[1])}
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from math import inf
 
 import numpy as np
 import pytest
+import torch
 
 from tests.judge.test_calls import call
-from ulpscope.judge import Trail, foresee_call, is_beyond_doubt, judge_call, replay_limits
+from ulpscope.judge import Trail, foresee_call, is_beyond_doubt, judge_call, replay_limits, threshold
 from ulpscope.judge.replayed import errs, multiple_of
-from ulpscope.model import CallReplay, JudgedCall, JudgedSlot, PairReplay, Slot, SlotReplay
+from ulpscope.measure.tensors import measure_tensors
+from ulpscope.model import CallReplay, JudgedCall, JudgedSlot, PairReplay, Slot, SlotPair, SlotReplay, TensorData, TensorRecord, Verdict
 
 OUT = Slot.parse("output.0")
 X = np.linspace(-1, 1, 256, dtype=np.float32)
@@ -93,6 +95,15 @@ def test_wrong_places_are_beyond_all_measure(field: str) -> None:
     assert errs(found) == "beyond all measure"
 
 
+def test_a_figure_names_its_yardstick() -> None:
+    """What stands in a sentence is rms or the worst element; what stands in tables is a multiple of the limit, and both are told."""
+    verdict = made(judged(X * 2, PairReplay(subject=side(2000), reference=side()))).verdict
+    assert verdict.multiple == multiple_of(side(2000).slots[0])
+    assert f"are {verdict.multiple:.3g}x the limit for honest kernels" in verdict.reason
+    assert "2000x what an honest float32 kernel errs" in verdict.reason
+    assert "rms over its elements" in verdict.reason
+
+
 def test_low_precision_has_limits_of_its_own() -> None:
     assert replay_limits("bfloat16") < replay_limits("float32")
     assert replay_limits("float64") == replay_limits("float32") == replay_limits("int64")
@@ -119,11 +130,30 @@ def foreseen(out: np.ndarray, x: np.ndarray = X) -> JudgedSlot:
     return made(found)
 
 
+def off_by(relative: float) -> np.ndarray:
+    """Each element off by so much of itself, to either side in turn, so that the scale stays."""
+    sides = np.where(np.arange(X.size) % 4 < 2, 1.0, -1.0) * np.where(np.arange(X.size) % 2, 1.0, -1.0)
+    return (X * (1 + relative * sides)).astype(np.float32)
+
+
 @pytest.mark.parametrize(
     ("off", "x_off", "beyond_doubt"),
     [(0, 0, True), (2e-6, 0, True), (1e-4, 0, False), (1.5e-5, 7e-6, True), (1e-4, 1e-3, False), (np.nan, 0, False)],
 )
 def test_what_is_near_needs_no_replay(off: float, x_off: float, beyond_doubt: bool) -> None:
     """128 units of float32 are 7.6e-6; up to 512 where the inputs explain twice as much."""
-    slot = foreseen(X * np.float32(1 + off), X * np.float32(1 + x_off))
-    assert is_beyond_doubt(slot) is beyond_doubt
+    assert is_beyond_doubt(foreseen(off_by(off), off_by(x_off))) is beyond_doubt
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", 0.9972), ("bfloat16", 1.006), ("float16", 1.0003), ("float32", 1 + 5e-7)])
+def test_what_a_limit_of_replay_would_catch_is_replayed(dtype: str, scale: float) -> None:
+    """A change of scale that every element shares, each no farther off than rounding puts it."""
+    exact = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    known = getattr(torch, dtype)
+    sides = {name: value.to(known) for name, value in (("subject", exact * scale), ("reference", exact))}
+    assert abs(scale - 1) / (torch.finfo(known).eps / 2) > threshold("replay_bias_low" if dtype != "float32" else "replay_bias")
+
+    data = [TensorData(dtype, (4096,), memoryview(value.view(torch.uint8).numpy())) for value in sides.values()]
+    records = [TensorRecord(slot=OUT, dtype=dtype, shape=(4096,)) for _ in data]
+    slot = JudgedSlot(SlotPair(OUT, *records), measure_tensors(*data), Verdict("rounding", "derived", "", 0.1))
+    assert not is_beyond_doubt(slot)

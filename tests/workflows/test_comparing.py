@@ -128,7 +128,9 @@ def test_what_was_not_compared_is_said() -> None:
     sink = subject.sink(0)
     sink.note(LedgerEntry(what="record the inputs of torch.add", why="ValueError: odd", count=3))
     comparison = compare_runs(subject, reference)
-    assert comparison.verdict == "same"
+    assert comparison.verdict == "unknown"
+    assert [(gap.kind, gap.why, gap.many) for gap in comparison.coverage.gaps] == [("step", "only in the subject", 1)]
+    assert compare_runs(subject, reference, partial=True).verdict == "same"
     assert [finding.headline for finding in comparison.findings] == [
         "step 1 of rank 0 only in the subject: not compared",
         "recording the subject left 3 things out",

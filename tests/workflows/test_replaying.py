@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.explain.programs import recorded
 from ulpscope import Capture, Comparison, compare_runs
 
 
@@ -79,3 +82,29 @@ def test_a_repeat_excuses_what_the_reference_does_not_repeat(tmp_path: Path) -> 
     excused = compare_runs(subject, reference, replay="none", repeat=repeat)
     assert excused.faults == ()
     assert "nondeterministic" in {finding.kind for finding in excused.findings}
+
+
+class Scaled(TorchDispatchMode):
+    """A kernel that errs by a factor, rounded as its dtype asks."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return (result.double() * self.factor).to(result.dtype) if func is torch.ops.aten.tanh.default else result
+
+
+@pytest.mark.parametrize("factor", [0.9972, 1.006])
+def test_a_scale_error_within_the_rounding_of_bfloat16_is_replayed_by_default(factor: float) -> None:
+    def program(done: Callable[[], None], mode: str) -> None:
+        torch.manual_seed(0)
+        with Scaled(factor) if mode else contextlib.nullcontext():
+            torch.randn(64, 64).to(torch.bfloat16).sin().tanh().cos()
+        done()
+
+    honest, wrong = recorded(program=program), recorded("scaled", program=program)
+    fault = compare_runs(wrong, honest).faults[0]
+    assert (fault.kind, fault.call) == ("contributed", "Tensor.tanh.0")
+    assert any("times the exact ones" in line for line in fault.evidence)

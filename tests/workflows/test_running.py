@@ -126,12 +126,12 @@ def test_a_script_without_torch_calls_says_so(folder: Path) -> None:
     assert "nothing was recorded" in done.stderr
 
 
-def test_a_folder_that_cannot_be_written_never_stops_the_script(folder: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_before_the_script_starts(folder: Path) -> None:
     (folder / "file").write_text("in the way")
     done = _ulpscope("run", "--into", "file/run", "train.py", cwd=folder)
-    assert done.returncode == 0
-    assert "cannot record into 'file/run'" in done.stderr
-    assert "__main__" in done.stdout
+    assert done.returncode == 2
+    assert "nothing can be recorded into 'file/run'" in done.stderr
+    assert "__main__" not in done.stdout
 
 
 DISTRIBUTED = """

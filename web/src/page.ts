@@ -77,6 +77,8 @@ export const isCalm = (state: number): boolean => state >= STATE_INDEX.masked;
 
 export class Page {
   readonly verdict: "same" | "rounding" | "unknown" | "diverges";
+  readonly answer: string;
+  readonly notCompared: string;
   readonly rules: string;
   readonly elapsed: number;
   readonly subject: Side;
@@ -103,6 +105,8 @@ export class Page {
   constructor(private readonly data: any) {
     const rows: Columns = data.rows;
     this.verdict = data.verdict;
+    this.answer = data.answer ?? "";
+    this.notCompared = data.not_compared ?? "";
     this.rules = data.rules;
     this.elapsed = data.elapsed_s;
     this.subject = data.subject;
@@ -122,9 +126,7 @@ export class Page {
     this.distance = Float64Array.from(rows.distance ?? [], toNumber);
     this.multiple = Float64Array.from(rows.multiple ?? [], toNumber);
     this.state = Uint8Array.from({ length: this.count }, (_, row) => this.stateOf(row));
-    this.stateCounts = STATES.map(() => 0);
-    for (const state of this.state) this.stateCounts[state]++;
-    this.stateCounts[STATE_INDEX.same] += this.numLeftOut;
+    this.stateCounts = STATES.map((state) => data.counts[state.name] ?? 0); // of all calls, also those that did not fit into the page
     (data.details.slots.row ?? []).forEach((row: number, place: number) => {
       this.detailsOf.set(row, [...(this.detailsOf.get(row) ?? []), place]);
     });

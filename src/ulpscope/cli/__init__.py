@@ -11,16 +11,19 @@ import importlib
 import os
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
+from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from ulpscope import __version__
-from ulpscope.errors import UlpscopeError
+from ulpscope.errors import sentence_for
+from ulpscope.report.escaping import shortened, visible  # at once: where no file can be opened any more, that still has to be said
 
 __all__ = ["cli"]
 
+_LONGEST_LINE = 1000
 _COMMANDS = {
     "run": "Record a training script without changing it.",
     "compare": "Compare two runs and name the first divergence.",
@@ -45,6 +48,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
+            _suggest(ctx, cmd_name)
             return None
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(importlib.import_module(f"ulpscope.cli.{name}"), name)
@@ -76,25 +80,38 @@ class LazyGroup(click.Group):
         sys.exit(_complain("interrupted", 130))
 
 
+def _suggest(ctx: click.Context, wrong: str) -> None:
+    """Refuse an unknown command with the one that was probably meant; without one, the library's own words follow."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(wrong, _COMMANDS, n=1, cutoff=0.6)
+    if near:
+        ctx.fail(f"No such command {wrong!r}. Did you mean {near[0]!r}?")
+
+
 def _told(error: BaseException) -> int:
     """The exit code of what went wrong, after saying so."""
     if isinstance(error, click.ClickException):
-        error.show()
+        _show_usage(error)
         return 2
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         return _complain("interrupted", 130)
-    if isinstance(error, UlpscopeError):
-        return _complain(str(error), 2)
-    if isinstance(error, OSError):
-        return _complain(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else str(error), 2)
+    if (sentence := sentence_for(error)) is not None:
+        return _complain(sentence, 2)
     sys.excepthook(type(error), error, error.__traceback__)
     return 2
 
 
+def _show_usage(error: click.ClickException) -> None:
+    """What the library says of words that it does not understand, those words spelled out."""
+    text = StringIO()
+    error.show(file=text)
+    for line in text.getvalue().splitlines():
+        click.echo(shortened(line, _LONGEST_LINE), err=True)
+
+
 def _complain(sentence: str, code: int) -> int:
     """One line on stderr, whatever the sentence holds."""
-    from ulpscope.report.escaping import visible
-
     click.echo(f"ulpscope: {visible(' '.join(sentence.splitlines()))}", err=True)
     return code
 
@@ -110,7 +127,7 @@ def _tell_version(context: click.Context, parameter: click.Parameter, asked: boo
     if asked:
         from ulpscope.numerics.kernel import kernel_name
 
-        click.echo(f"ulpscope {__version__} ({kernel_name()}; {_recorder_name()})")
+        click.echo(visible(f"ulpscope {__version__} ({kernel_name()}; {_recorder_name()})"))
         context.exit()
 
 
@@ -135,8 +152,8 @@ def cli() -> None:
 
     \b
     Example:
-      ulpscope run --into runs/npu --keep tensors train.py
-      ulpscope run --into runs/gpu --keep tensors train.py     (on the other machine)
+      ulpscope run --into runs/npu --keep tensors --seed 1 train.py
+      ulpscope run --into runs/gpu --keep tensors --seed 1 train.py     (on the other machine)
       ulpscope compare runs/npu runs/gpu --html report.html
 
     Exit codes: 0 nothing diverges, 1 something does, 2 the question could not be answered.

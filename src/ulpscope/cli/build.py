@@ -7,6 +7,7 @@ import click
 
 from ulpscope._optional import require
 from ulpscope.errors import InputError
+from ulpscope.report.escaping import visible
 
 __all__ = ["build"]
 
@@ -30,7 +31,7 @@ def build() -> None:
     if COMPILED is None:
         raise InputError("only the compiled recorder would use it, which is not in use here; docs/building.md says what that needs")
     if native.TABLE is not None and (part := expected_part()):
-        click.echo(f"already built for torch {torch}, and in use: '{part.file}'")
+        click.echo(visible(f"already built for torch {torch}, and in use: '{part.file}'"))
         return
     click.echo(f"compiling the part of the recorder that fits torch {torch}, which takes about 20 seconds ...", err=True)
-    click.echo(f"built '{native.build()}': recordings with this Python and torch {torch} use it from now on")
+    click.echo(visible(f"built '{native.build()}': recordings with this Python and torch {torch} use it from now on"))

@@ -30,8 +30,9 @@ Examples:
 
 SUBJECT is the run in doubt, REFERENCE the one that is trusted; both may be runs of ulpscope or dumps of msprobe or ptdbg.
 
-Exit codes: 0 nothing diverges, 1 something does, 2 the question could not be answered (also where bits differ and only
-fingerprints were kept, so that nobody knows by how much).
+Exit codes: 0 everything was compared and nothing diverges, 1 something diverges, 2 the question could not be answered: bad input, or
+something that was recorded could neither be compared nor shown harmless (--partial passes over that), or bits differ and only
+fingerprints were kept, so that nobody knows by how much.
 """
 
 
@@ -61,6 +62,9 @@ fingerprints were kept, so that nobody knows by how much).
 @click.option("--repeat", type=_FILE, metavar="RUN", help="The reference recorded once more: shows which calls are not deterministic.")
 @click.option("--baseline", type=_FILE, metavar="FILE", help="Compare with this file in the place of REFERENCE.")
 @click.option("--update", is_flag=True, help="Write the baseline, or widen it so that SUBJECT fits; nothing is judged.")
+@click.option(
+    "--partial", "is_partial", is_flag=True, help="Answer for what could be compared: exit code 0 where nothing of that diverges."
+)
 @click.option("--quiet", is_flag=True, help="Print nothing: the exit code is the answer.")
 @click.pass_context
 def compare(
@@ -82,6 +86,7 @@ def compare(
     repeat: Path | None,
     baseline: Path | None,
     update: bool,
+    is_partial: bool,
     quiet: bool,
 ) -> None:
     """Compare the run SUBJECT with the run REFERENCE, or with a baseline, and name the first divergence."""
@@ -105,6 +110,7 @@ def compare(
         replay_limit=replay_limit,
         repeat=repeat,
         baseline=baseline,
+        partial=is_partial,
     )
     show = None if quiet or str(json_file) == "-" else _print
     ctx.exit(answer(question, ctx.find_root().obj, show=show, progress=nullcontext if quiet else partial(showing_progress, "comparing")))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["compare_health"]
 
 _FILE = click.Path(path_type=Path)
-_EXIT_CODES = {"same": 0, "together": 0, "diverges": 1}
+_EXIT_CODES = {"same": 0, "together": 0, "diverges": 1, "unrelated": 2}
 
 
 @click.command("compare-health")
@@ -48,7 +48,7 @@ def compare_health(
     Both are folders written by ulpscope.watch or 'ulpscope run --watch health'. Runs with other random numbers compare too: what counts is
     what leaves the noise that the runs have anyway.
 
-    Exit codes: 0 the runs stay together, 1 they part, 2 the question could not be answered.
+    Exit codes: 0 the runs stay together, 1 they part, 2 the question could not be answered: unrelated runs, bad input.
     """
     from ulpscope.report.replacing import check_writable
     from ulpscope.workflows.watching import compare_health as compared

@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ulpscope._shell import command_line
 from ulpscope.cli.terminal import open_console
 from ulpscope.errors import InputError, MissingDependencyError, UlpscopeError
+from ulpscope.report.escaping import visible
 
 if TYPE_CHECKING:
     from ulpscope.model import Comparison
 
 __all__ = ["demo"]
 
+_WITHOUT_TRITON = "from ulpscope._optional import keep_triton_out; keep_triton_out(); from ulpscope.__main__ import main; main()"
+"""`python -m ulpscope` for a script of our own: its optimizer would load triton wherever that is installed."""
 _FAULT = "aten.gelu.default tanh_gelu call=1 phase=forward"
 _CULPRIT = ("layers.1.mlp", "gelu")
 
@@ -75,7 +79,7 @@ def _new_folder(into: Path) -> Path:
     except OSError as error:
         raise InputError(f"the demo cannot write to '{folder}' ({error.strerror}); give another folder with --into DIR") from error
     if folder != into:
-        click.echo(f"'{into}' is left as it is; this demo goes to '{folder}'")
+        click.echo(visible(f"'{into}' is left as it is; this demo goes to '{folder}'"))
     return folder
 
 
@@ -94,14 +98,19 @@ def _command(run: Path, script: Path, device: str) -> list[str]:
 def _record(command: list[str], **environment: str) -> None:
     """Run a command of ulpscope with this interpreter; what it prints is shown only where it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", *command], env={**os.environ, **environment}, capture_output=True, text=True, errors="replace", check=False
+        [sys.executable, "-c", _WITHOUT_TRITON, *command[1:]],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip() and not line.startswith("ulpscope:")]
         reason = lines[-1] if lines else "it said nothing more"
-        raise UlpscopeError(f"the recording '{' '.join(command)}' ended with exit code {done.returncode}: {reason}")
+        raise UlpscopeError(f"the recording {command_line(*command)} ended with exit code {done.returncode}: {reason}")
     for line in done.stdout.splitlines():
-        click.echo(f"  {line}")
+        click.echo(f"  {visible(line)}")
 
 
 def _compare(folder: Path) -> Comparison:
@@ -129,9 +138,10 @@ def _explanation(folder: Path, *, found: bool) -> str:
         if found
         else "That is not the kernel that was broken on purpose (the second gelu, in layers.1.mlp): please report this as a bug."
     )
+    page, script = (visible(str(folder / name)) for name in ("report.html", "train.py"))
     return f"""
 {verdict}
-The report is {folder / "report.html"}; it opens from disk. The script that was recorded is {folder / "train.py"}.
+The report is {page}; it opens from disk. The script that was recorded is {script}.
 
 The same with your own script, which needs no change:
   ulpscope run --into runs/reference --keep tensors --steps 0-1 --seed 1 --deterministic train.py ...   # where it trains well

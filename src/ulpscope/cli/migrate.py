@@ -23,9 +23,10 @@ def migrate(config: Path) -> None:
     """
     from ulpscope.compat.msprobe.config import read_config
     from ulpscope.compat.msprobe.migrating import migrate as translated
+    from ulpscope.report.escaping import visible
 
     migration = translated(read_config(config))
     for command in migration.commands:
-        click.echo(command)
+        click.echo(visible(command))
     for remark in migration.remarks:
-        click.echo(f"# {remark}")
+        click.echo(f"# {visible(remark)}")

@@ -33,7 +33,7 @@ def refine(subject: Path, reference: Path, into: Path, mapping: Path | None, qui
     \b
     Example:
       ulpscope refine runs/npu runs/gpu --into closer.txt
-      ulpscope run --into runs/npu-closer --keep tensors --steps 0 --select @closer.txt train.py   (and so on the other machine)
+      ulpscope run --into runs/npu-closer --keep tensors --seed 1 --steps 0 --select @closer.txt train.py   (and so on the other machine)
       ulpscope compare runs/npu-closer runs/gpu-closer
 
     Exit codes: 0 a file was written or nothing needs a closer look, 2 the question could not be answered.
@@ -53,8 +53,8 @@ def refine(subject: Path, reference: Path, into: Path, mapping: Path | None, qui
     for side, command in zip(("subject", "reference"), refinement.commands(into), strict=True):
         _say(command if quiet else f"  {command}   # the {side}")
     if not quiet:
-        compared = refinement.comparison
-        _say(f"\nthen: ulpscope compare {compared.subject_path}-closer {compared.reference_path}-closer")
+        click.echo()
+        _say(f"then: {refinement.comparing_command()}")
 
 
 def _write(refinement: Refinement, into: Path) -> None:
@@ -73,7 +73,8 @@ def _explain(refinement: Refinement, into: Path) -> None:
     _say(f"'{into}' selects {what} of step {refinement.step}: {size}")
     if refinement.num_left_out:
         _say(f"{refinement.num_left_out} more calls are open in the same way; the worst were chosen")
-    _say("\nrecord both sides again, each where and as it was recorded before:")
+    click.echo()
+    _say("record both sides again, each where and as it was recorded before:")
 
 
 def _size_text(size_bytes: int) -> str:
@@ -84,6 +85,7 @@ def _size_text(size_bytes: int) -> str:
 
 
 def _say(line: str) -> None:
+    """One line, whatever it holds."""
     from ulpscope.report.escaping import visible
 
-    click.echo("\n".join(map(visible, line.split("\n"))))
+    click.echo(visible(line))

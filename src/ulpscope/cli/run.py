@@ -4,22 +4,29 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+
+from ulpscope._shell import as_path, command_line
+from ulpscope.cli.seeds import checked_seed
+from ulpscope.report.escaping import visible
 
 __all__ = ["run"]
 
 _EPILOG = """
 \b
 Examples:
-  ulpscope run --into runs/a train.py --epochs 1
+  ulpscope run --into runs/a --seed 1 train.py --epochs 1
   ulpscope run --into runs/a --watch nonfinite train.py
   ulpscope run --into runs/a --keep tensors --steps 0-1 --seed 1 --deterministic -m package.train
-  ulpscope run --into runs/a --keep tensors --select 'module:layers.1' --select '!*/Tensor.view*' train.py
-  torchrun --nproc-per-node 2 -m ulpscope run --into runs/a train.py
+  ulpscope run --into runs/a --keep tensors --seed 1 --select 'module:layers.1' --select '!*/Tensor.view*' train.py
+  torchrun --nproc-per-node 2 -m ulpscope run --into runs/a --seed 1 train.py
 
 \b
 Patterns of --select (each may be repeated; @FILE reads them from a file, one a line):
@@ -31,16 +38,21 @@ Patterns of --select (each may be repeated; @FILE reads them from a file, one a 
   !PATTERN                      not this
 """
 
+_MOST_NUMBERS = 1_000_000
+
 
 def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:
     if text is None:
         return None
     numbers: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise click.BadParameter(f"{text!r} is not a list of numbers; write 0,1 or 0-3")
-        numbers.update(range(int(first), int(last or first) + 1))
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise click.BadParameter(f"{text[:80]!r} is not a list of numbers; write 0,1 or 0-3")
+        if last - first >= _MOST_NUMBERS:
+            raise click.BadParameter(f"{text[:80]!r} is more than {_MOST_NUMBERS} numbers; leave the option out to record all of them")
+        numbers.update(range(first, last + 1))
     return sorted(numbers)
 
 
@@ -52,8 +64,8 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     unit = number[-1:] if number[-1:].isalpha() else ""
     try:
         return int(float(number.removesuffix(unit)) * units[unit])
-    except (ValueError, KeyError):
-        raise click.BadParameter(f"{text!r} is not a size; write 500MB or 20GB") from None
+    except (ValueError, KeyError, OverflowError):
+        raise click.BadParameter(f"{text[:80]!r} is not a size; write 500MB or 20GB") from None
 
 
 @click.command(
@@ -85,7 +97,7 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.option("--watch-limit", type=click.IntRange(min=0), default=1, show_default=True, metavar="N", help="Stop after N; 0 for never.")
 @click.option("--watch-raise", is_flag=True, help="Raise an error in the script where inf or NaN was made.")
 @click.option("--watch-calls", is_flag=True, help="Watch every call on an accelerator too, not every module: dearer, and names the call.")
-@click.option("--seed", type=int, help="Seed Python, NumPy and torch before the script starts.")
+@click.option("--seed", type=int, callback=checked_seed, help="Seed Python, NumPy and torch before the script starts.")
 @click.option("--deterministic", is_flag=True, help="Ask torch for deterministic kernels.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @click.argument("script")
@@ -113,13 +125,18 @@ def run(
     A step ends with each optimizer step. The exit code is the script's own. With --watch nonfinite nothing is recorded
     until a call makes inf or NaN, which is then named at the end.
     """
-    from ulpscope.workflows.running import make_comparable, run_script
+    from ulpscope.workflows.running import check_destination, make_comparable, run_script
 
+    check_destination(into)
     make_comparable(seed, deterministic=deterministic)
+    is_first = os.environ.get("RANK", "0") == "0"
     if watch == "health":
-        from ulpscope.workflows.watching import watch_script
-
-        sys.exit(run_script(script, list(arguments), watch_script(into), is_module=is_module))
+        watched: list[Path | None] = []
+        code = run_script(script, list(arguments), _watching(into, watched), is_module=is_module)
+        for path in watched:
+            if is_first and path is not None:
+                _say_what_was_watched(path)
+        sys.exit(code)
     options: dict[str, Any] = {"keep": keep, "level": level, "steps": steps, "ranks": ranks, "select": select, "max_bytes": max_bytes}
     if watch == "nonfinite":
         from ulpscope.model import NonFinite
@@ -129,7 +146,7 @@ def run(
 
     capture = Capture.of_script(into, seed=seed, **options)
     code = run_script(script, list(arguments), capture, is_module=is_module)
-    if os.environ.get("RANK", "0") == "0" and capture.path is not None:
+    if is_first and capture.path is not None:
         tell = _say_what_was_made if watch == "nonfinite" else _say_what_came
         tell(capture.path)
     sys.exit(code)
@@ -144,12 +161,41 @@ def _say_what_was_made(path: Path) -> None:
     report = find_nonfinite(path)
     render_nonfinite(report, Console(stderr=True, markup=False, highlight=False, emoji=False))
     if report.first is not None:
-        click.echo(f"ulpscope: recorded into '{path}'; look at it again with: ulpscope nonfinite {path}", err=True)
+        _say(f"recorded into '{path}'; look at it again with: {command_line('ulpscope', 'nonfinite', as_path(path))}")
+
+
+@contextmanager
+def _watching(into: str, watched: list[Path | None]) -> Iterator[None]:
+    """Watch the health of what trains inside, and add the folder that was written to `watched`."""
+    from ulpscope.workflows.watching import watch_script
+
+    with watch_script(into) as health:
+        watched.append(health.path)
+        yield
+
+
+def _say_what_was_watched(path: Path) -> None:
+    draw, compare = (
+        command_line("ulpscope", "watch", "--once", as_path(path)),
+        command_line("ulpscope", "compare-health", as_path(path), "OTHER"),
+    )
+    click.echo(f"ulpscope: watched into '{visible(str(path))}'; draw it with: {draw}", err=True)
+    click.echo(f"ulpscope: find the step at which it parts from another watched run: {compare}", err=True)
 
 
 def _say_what_came(path: Path) -> None:
-    steps = len(list(path.glob("rank*/step*")))
-    if steps:
-        click.echo(f"ulpscope: recorded into '{path}'; look at it with: ulpscope show {path}", err=True)
+    from ulpscope.store import open_run
+
+    run = open_run(path)
+    show = command_line("ulpscope", "show", as_path(path))
+    for entry in (entry for rank in run.ranks()[:1] for entry in run.ledger(rank) if entry.what.startswith("find what ")):
+        _say(f"could not {entry.what}: {entry.why}; names look like those of: {show}")
+    if any(run.steps(rank) for rank in run.ranks()):
+        _say(f"recorded into '{path}'; look at it with: {show}")
     else:
-        click.echo("ulpscope: nothing was recorded: no torch call of the main thread was seen in the chosen steps and patterns", err=True)
+        _say("nothing was recorded: no torch call of the main thread was seen in the chosen steps and patterns")
+
+
+def _say(sentence: str) -> None:
+    """One line on stderr, where the script's own output is not disturbed."""
+    click.echo(f"ulpscope: {visible(sentence)}", err=True)

@@ -35,7 +35,7 @@ _LINES_OF_HEADER = 14
 @click.argument("glob", required=False)
 @click.option("--step", type=int, metavar="N", help="Only this step.")
 @click.option("--rank", type=int, metavar="N", help="Only this rank.")
-@click.option("--phase", type=click.Choice(["start", "forward", "backward", "optimizer"]), help="Only this phase.")
+@click.option("--phase", type=click.Choice(["start", "forward", "backward", "optimizer", "end"]), help="Only this phase.")
 @click.option("--stacks", is_flag=True, help="The whole stack of each call.")
 @click.option("--arguments", is_flag=True, help="The arguments and modes of each call.")
 @click.option("--tensor", "slot", metavar="SLOT", help="The values in this slot, as in output.0, where they were kept.")
@@ -91,7 +91,7 @@ def _chosen(run: Run, glob: str | None, step: int | None, rank: int | None, phas
 
 def _matches(record: CallRecord, glob: str) -> bool:
     call = record.call
-    return any(fnmatchcase(name, glob) for name in (record.name, str(call), call.op, call.short))
+    return any(name == glob or fnmatchcase(name, glob) for name in (record.name, str(call), call.op, call.short))
 
 
 def _nothing_chosen(run: Run, **asked: object) -> str:
@@ -147,9 +147,9 @@ def _show_values(run: Run, record: CallRecord, slot: str, console: Console) -> N
     found = next((tensor for tensor in record.slots if slot in (str(tensor.slot), slot_label(tensor.slot))), None)
     if found is None:
         known = ", ".join(slot_label(tensor.slot) for tensor in record.slots[:20])
-        console.print(f"  there is no slot {slot}; this call has {visible(known) or 'none'}")
+        console.print(f"  there is no slot {visible(slot)}; this call has {visible(known) or 'none'}")
     elif found.content is None:
-        console.print(f"  the values of {slot} were not kept; record with --keep tensors")
+        console.print(f"  the values of {visible(slot)} were not kept; record with --keep tensors")
     else:
         console.print(f"  {_values(run.tensor(record.rank, record.step, found.content))}", soft_wrap=True)
 

@@ -15,17 +15,20 @@ from typing import TypeAlias
 from ulpscope.explain.arguments import explain_arguments
 from ulpscope.explain.batch import explain_batch
 from ulpscope.explain.bitwise import remark_on_bits
+from ulpscope.explain.circumstances import Circumstances, explain_circumstances
 from ulpscope.explain.clues import with_clues
 from ulpscope.explain.contributing import explain_backward, explain_forward
 from ulpscope.explain.contributions import with_contributions
-from ulpscope.explain.coverage import Coverage, explain_coverage
 from ulpscope.explain.cut import explain_cut
+from ulpscope.explain.ending import explain_end, remark_on_end, with_ends
 from ulpscope.explain.entering import explain_entering
 from ulpscope.explain.forks import remark_on_amplification, remark_on_choices, remark_on_forks
+from ulpscope.explain.gaps import UNBLAMED
 from ulpscope.explain.missing import explain_missing, explain_writing
 from ulpscope.explain.nondeterminism import remark_on_nondeterminism
 from ulpscope.explain.optimizer import explain_left_out, explain_optimizer
 from ulpscope.explain.parameters import explain_parameters
+from ulpscope.explain.rearranged import explain_rearranged
 from ulpscope.explain.remarks import remark_on_arguments, remark_on_missing, remark_on_parameters, remark_on_rng
 from ulpscope.explain.replicas import explain_replicas
 from ulpscope.explain.rng import explain_rng
@@ -49,18 +52,21 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     explain_cut,
     explain_writing,
     explain_left_out,
+    explain_rearranged,
     explain_missing,
     explain_entering,
     explain_forward,
     explain_backward,
     explain_optimizer,
     explain_optimizer_settings,
+    explain_end,
 )
 _REMARKS = (
     remark_on_forks,
     remark_on_choices,
     remark_on_amplification,
     remark_on_rng,
+    remark_on_end,
     remark_on_parameters,
     remark_on_arguments,
     remark_on_missing,
@@ -68,20 +74,23 @@ _REMARKS = (
 
 
 def explain(
-    judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, coverage: Coverage | None = None, subject_path: str = ""
+    judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, circumstances: Circumstances | None = None, subject_path: str = ""
 ) -> tuple[tuple[JudgedCall, ...], tuple[Finding, ...]]:
     """The calls with their contributions, and the findings: causes first, then what is merely worth knowing.
 
     `subject_path` is where the subject lies, for commands in advice.
     """
     views = _views(judged, subject, reference, subject_path)
-    calls = tuple(call for view in views for call in view.calls)
-    later = coverage.later if coverage else ()
+    calls = tuple(call for view in views for call in (*view.calls, *with_ends(view)))
+    later = circumstances.later if circumstances else ()
     findings = [_with_consequences(with_clues(fault, views), (*calls, *later)) for fault in _first_faults(views)] or remark_on_bits(views)
     said = {finding.kind for finding in findings if finding.level == "fault" or finding.kind == "rng"}
     findings += [note for remark in _REMARKS for note in remark(views) if note.kind not in said]
-    findings += remark_on_nondeterminism(coverage.bands) if coverage and coverage.bands else []
-    findings += explain_coverage(calls, coverage or Coverage(), is_doubt_said=any(one.kind == "bitwise" for one in findings))
+    findings += remark_on_nondeterminism(circumstances.bands) if circumstances and circumstances.bands else []
+    known = circumstances or Circumstances()
+    if any(finding.level == "fault" for finding in findings):
+        known = replace(known, gaps=tuple(gap for gap in known.gaps if gap.why != UNBLAMED))
+    findings += explain_circumstances(calls, known, is_doubt_said=any(one.kind == "bitwise" for one in findings))
     return calls, tuple(findings)
 
 
@@ -93,7 +102,7 @@ def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, s
     last: dict[int, StepView] = {}
     views: list[StepView] = []
     for step, rank in sorted(parts):
-        calls = with_contributions(parts[step, rank])
+        calls = with_contributions(call for call in parts[step, rank] if call.pair.record.phase != "end")
         view = StepView(
             rank=rank,
             step=step,
@@ -103,6 +112,7 @@ def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, s
             subject_path=subject_path,
             divergence=first_divergence(calls),
             previous=last.get(rank),
+            ends=tuple(call for call in parts[step, rank] if call.pair.record.phase == "end"),
         )
         last[rank] = view
         views.append(view)
@@ -148,7 +158,11 @@ def _with_consequences(fault: Finding, calls: Sequence[JudgedCall]) -> Finding:
     where = (fault.step, fault.rank, fault.order, fault.phase)
     rest: defaultdict[str, list[JudgedCall]] = defaultdict(list)
     for call in calls:
-        if call.level == "differs" and call.pair.record.phase != "start" and (_where(call) != where or call.contribution == "inherited"):
+        if (
+            call.level == "differs"
+            and call.pair.record.phase not in ("start", "end")
+            and (_where(call) != where or call.contribution == "inherited")
+        ):
             rest[call.contribution].append(call)
     is_handed = any(_where(call) == where for call in rest["inherited"])
     return replace(fault, evidence=(*fault.evidence, *_consequences(rest, is_handed=is_handed)))

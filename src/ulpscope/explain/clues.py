@@ -12,6 +12,7 @@ from ulpscope.explain.constants import clue_constant
 from ulpscope.explain.ratios import clue_gradients, clue_ratio
 from ulpscope.explain.recomputing import clue_recompute
 from ulpscope.explain.replicas import clue_replicas
+from ulpscope.explain.rng import clue_generators
 from ulpscope.explain.stale import clue_stale
 from ulpscope.explain.suspects import Suspect, suspects_of
 from ulpscope.explain.views import StepView
@@ -24,7 +25,7 @@ FaultClue: TypeAlias = Callable[[Finding, Sequence[StepView]], list[str]]
 
 _OF_SLOTS: tuple[tuple[SlotClue, ...], ...] = ((clue_stale, clue_constant), (clue_ratio,))
 """Of each group the first that has something to say."""
-_OF_FAULTS: tuple[FaultClue, ...] = (clue_gradients, clue_recompute, clue_replicas, clue_batch)
+_OF_FAULTS: tuple[FaultClue, ...] = (clue_gradients, clue_recompute, clue_replicas, clue_batch, clue_generators)
 
 
 def with_clues(fault: Finding, views: Sequence[StepView]) -> Finding:

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import shlex
-
+from ulpscope._shell import as_glob, as_path, command_line
 from ulpscope.explain.contributions import entered, is_beyond, made
 from ulpscope.explain.views import Divergence, StepView
 from ulpscope.explain.wording import (
@@ -73,6 +72,6 @@ def _other_slots(found: Divergence) -> list[str]:
 def _advice(view: StepView, found: Divergence) -> str:
     record = found.call.pair.record
     if isinstance(found.slot.measurement, TensorMeasurement):
-        shown = shlex.join(["ulpscope", "show", view.subject_path or "RUN", record.name])
+        shown = command_line("ulpscope", "show", as_path(view.subject_path or "RUN"), as_glob(record.name))
         return f"run {record.call.short} alone on these inputs on both sides; both runs keep its tensors ({shown})"
     return record_again(view, record)

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import isfinite
 
 from ulpscope.explain.contributions import entered
 from ulpscope.explain.views import StepView
-from ulpscope.explain.wording import at_place, call_text, count, difference_line, finding_at, number, record_again
-from ulpscope.model import Finding, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement
+from ulpscope.explain.wording import at_place, call_text, count, difference_line, finding_at, inputs_line, number, record_again
+from ulpscope.model import Amplification, Finding, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement
 
 __all__ = ["remark_on_amplification", "remark_on_choices", "remark_on_forks"]
 
@@ -22,7 +21,7 @@ def remark_on_forks(views: Sequence[StepView]) -> list[Finding]:
     call, slot = found[0]
     record = call.pair.record
     headline = f"a decision falls the other way on a near tie: {call_text(record, slot.pair.slot)}, {at_place(record)}"
-    evidence = [_flipped(slot), f"what enters differs by {number(_apart(call))} of its size", slot.verdict.reason]
+    evidence = [_flipped(slot), _entering_text(call), slot.verdict.reason]
     if len(found) > 1:
         evidence.append(f"{count(len(found) - 1, 'other result')} of the kind")
     advice = "what follows took another path and need not agree; judge it by each side's own inputs (--replay all)"
@@ -45,18 +44,23 @@ def remark_on_choices(views: Sequence[StepView]) -> list[Finding]:
 
 def remark_on_amplification(views: Sequence[StepView]) -> list[Finding]:
     """The call that magnifies honest differences most."""
-    found = [(_gain(call, slot), call, slot) for call, slot in _judged_by(views, "amplified") if slot.subject is not None]
+    found = [(gain, call, slot) for view in views for call, slot in _judged_by([view], "amplified") if (gain := _gain(view, call, slot))]
     if not found:
         return []
-    gain, call, slot = max(found, key=lambda one: one[0])
+    gain, call, slot = max(found, key=lambda one: one[0].factor)
     record = call.pair.record
     headline = f"rounding is magnified, no call is to blame: most by {call_text(record, slot.pair.slot)}, {at_place(record)}"
-    evidence = [difference_line(slot), f"{number(gain)} times the difference of what enters", slot.verdict.reason]
+    evidence = [difference_line(slot), f"{number(gain.factor)} times the difference of what enters", slot.verdict.reason]
     return [finding_at("note", "amplified", headline, call, slot, evidence)]
 
 
 def _judged_by(views: Sequence[StepView], rule: str) -> Iterator[tuple[JudgedCall, JudgedSlot]]:
     return ((call, slot) for view in views for call in view.calls for slot in call.slots if slot.verdict.rule == rule)
+
+
+def _entering_text(call: JudgedCall) -> str:
+    apart = _apart(call)
+    return f"what enters differs by {number(apart)} of its size" if apart else inputs_line(call)
 
 
 def _flipped(slot: JudgedSlot) -> str:
@@ -66,11 +70,22 @@ def _flipped(slot: JudgedSlot) -> str:
     return slot.verdict.reason
 
 
-def _apart(call: JudgedCall) -> float:
-    found = [slot.measurement for slot in entered(call)]
+def _apart(call: JudgedCall, *, of_all: bool = False) -> float:
+    found = [slot.measurement for slot in (call.slots if of_all else entered(call))]
     return max((one.distance for one in found if isinstance(one, (TensorMeasurement, SummaryMeasurement))), default=0.0)
 
 
-def _gain(call: JudgedCall, slot: JudgedSlot) -> float:
-    before, after = _apart(call), slot.measurement.distance if isinstance(slot.measurement, TensorMeasurement) else 0.0
-    return after / before if before and isfinite(after) and isfinite(before) else 0.0
+def _gain(view: StepView, call: JudgedCall, slot: JudgedSlot) -> Amplification | None:
+    """By how much a result that was replayed is farther apart than all that its call is made of."""
+    after = slot.measurement.distance if isinstance(slot.measurement, TensorMeasurement) else None
+    before = max(_apart(call), *(_apart(one, of_all=True) for one in _forward_of(view, call)), 0.0)
+    return Amplification.of(before, after) if slot.subject is not None else None
+
+
+def _forward_of(view: StepView, call: JudgedCall) -> Iterator[JudgedCall]:
+    record = call.pair.record
+    if record.phase == "backward":
+        for one in view.calls:
+            other = one.pair.record
+            if other.phase == "forward" and (other.level, other.call, other.module) == (record.level, record.call, record.module):
+                yield one

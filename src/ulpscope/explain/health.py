@@ -19,9 +19,18 @@ _MOST_NAMED = 3
 
 
 def explain_health(
-    pair: SeriesPair, departures: Sequence[Departure], drifts: Sequence[Drift] = (), *, alerts: Sequence[Alert] = (), num_left_out: int = 0
+    pair: SeriesPair,
+    departures: Sequence[Departure],
+    drifts: Sequence[Drift] = (),
+    *,
+    alerts: Sequence[Alert] = (),
+    num_left_out: int = 0,
+    chance: float | None = None,
 ) -> tuple[Finding, ...]:
-    """Findings in the order of cause: where the runs part, copies that drift apart, what the subject was warned about."""
+    """Findings in the order of cause: where the runs part, copies that drift apart, what the subject was warned about.
+
+    `chance` is the share of equal signs of unrelated runs, None of related ones.
+    """
     found: list[Finding] = []
     if drifts:
         found.append(_drifting(drifts))
@@ -33,9 +42,24 @@ def explain_health(
     if num_left_out:
         text = f"{num_left_out} steps were passed over to stay within memory, so the step is as exact as the ones that are left"
         found.append(Finding(level="note", kind="coverage", headline=text))
-    if not departures and not _is_equal(pair):
+    if chance is not None:
+        found.append(_unrelated(pair, chance))
+    elif not departures and not _is_equal(pair):
         found.append(Finding(level="note", kind="noise", headline=_within_noise(pair)))
     return tuple(found)
+
+
+def _unrelated(pair: SeriesPair, chance: float) -> Finding:
+    """Two runs of which one says nothing about the other."""
+    step = int(pair.steps[0])
+    return Finding(
+        level="note",
+        kind="unrelated",
+        headline=f"the runs are unrelated: from step {step} on the signs of their gradients agree as by chance ({chance:.1%})",
+        step=step,
+        evidence=("nothing can be said about where they part: other weights, other batches, or another program from the beginning",),
+        next="watch both from the same weights on the same batches (ulpscope run --watch health --seed 1)",
+    )
 
 
 def _is_equal(pair: SeriesPair) -> bool:
@@ -151,7 +175,7 @@ def _before(pair: SeriesPair, step: int) -> str:
 def _next(departure: Departure, step: int) -> str:
     if departure.signal == "setting":
         return "compare the schedules of the two runs, and what resumed or restarted them"
-    record = f"record step {step} on both sides (ulpscope run --steps {step} --keep tensors ...) and compare the two recordings"
+    record = f"record step {step} on both sides (ulpscope run --steps {step} --keep tensors --seed 1 ...) and compare the two recordings"
     if departure.signal in ("repetition", "replicas"):
         return f"look at the reduction of the bucket that holds {departure.name}; or {record}"
     if departure.signal in ("presence", "stillness"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from ulpscope.explain.entering import is_regrouped
+from ulpscope.explain.entering import entering_lines, is_regrouped
 from ulpscope.explain.suspects import value_of
 from ulpscope.explain.views import Divergence, StepView, common_levels
 from ulpscope.explain.wording import at_place, call_text, count, difference_line, finding_at, listed, slot_text
@@ -33,7 +33,7 @@ def explain_missing(view: StepView) -> Finding | None:
     evidence = [
         lone_text(lone),
         f"the next call on both sides, {call_text(found.call.pair.record)}, receives something else",
-        difference_line(found.slot),
+        *entering_lines(found),
     ]
     return finding_at(
         "fault", "calls", headline, first, None, evidence, "make both programs compute the same, or map renamed calls with --mapping"

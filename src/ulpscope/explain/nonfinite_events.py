@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from ulpscope._shell import as_glob, as_path, command_line
 from ulpscope.explain.nonfinite import Beginning, StepTrace
 from ulpscope.explain.nonfinite_causes import cause_of, maker_of, remedy_of
 from ulpscope.explain.wording import at_place, call_text
@@ -125,8 +125,9 @@ def _closer(record: CallRecord, level: FindingLevel, path: str, command: Sequenc
     """How to learn which call it was, where only modules were watched."""
     if record.level != "module" or level != "fault":
         return
-    words = ["ulpscope", "run", "--into", f"{path.rstrip('/')}-calls", "--watch", "nonfinite", "--watch-calls", *(command or ["SCRIPT"])]
-    yield f"only modules were watched; this names the call: {shlex.join(words)}"
+    into = as_path(f"{path.rstrip('/')}-calls")
+    words = ["ulpscope", "run", "--into", into, "--watch", "nonfinite", "--watch-calls", *(command or ["SCRIPT"])]
+    yield f"only modules were watched; this names the call: {command_line(*words)}"
 
 
 def _bad(slot: TensorRecord) -> str:
@@ -156,7 +157,8 @@ def _next(record: CallRecord, slot: TensorRecord | None, path: str) -> str:
     if record.level == "state" or slot is None:
         return ""
     if slot.content is not None:
-        return f"ulpscope show {shlex.quote(path)} {shlex.quote(record.name)} --phase {record.phase} --tensor {slot.slot}"
+        words = ["ulpscope", "show", as_path(path), as_glob(record.name), "--phase", record.phase, "--tensor", str(slot.slot)]
+        return command_line(*words)
     if record.level == "module":
         return "watch every call, to name it within the module: NonFinite(calls=True), or --watch-calls"
     return "its values were not kept: run once more with --watch nonfinite, or with --keep tensors"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from ulpscope.explain.contributions import entered, is_beyond, made
+from ulpscope.explain.masking import values_of_another_mask
 from ulpscope.model import JudgedCall, JudgedSlot, RunInfo
 from ulpscope.model.nouns import dataclass
 
@@ -18,7 +19,7 @@ class Divergence:
     """The first call, in execution order, that is not clean.
 
     `contributed`: the call made the difference. `entered`: the difference comes in, and no call before it made it;
-    `lone` are the calls just before that only one side has.
+    `lone` are the calls just before that only one side has, `result` what the call made of a value that could not be compared.
     """
 
     how: Literal["contributed", "entered"]
@@ -26,11 +27,12 @@ class Divergence:
     slot: JudgedSlot
     lone: tuple[JudgedCall, ...] = ()
     is_first_call: bool = False
+    result: JudgedSlot | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """One rank and step. `divergence` is None where every call is clean."""
+    """One rank and step. `divergence` is None where every call is clean; `ends` is what was recorded at the end of the step."""
 
     rank: int
     step: int
@@ -40,6 +42,7 @@ class StepView:
     subject_path: str = ""
     divergence: Divergence | None = None
     previous: StepView | None = None
+    ends: tuple[JudgedCall, ...] = ()
 
     def state(self, op: str) -> list[JudgedCall]:
         return [call for call in self.calls if call.pair.record.phase == "start" and call.pair.record.call.op == op]
@@ -67,6 +70,7 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
     lone: list[JudgedCall] = []
     levels = common_levels(calls)
     is_first_call = True
+    excused: set[str] = set()
     for at, call in enumerate(calls):
         record = call.pair.record
         if record.phase == "start":
@@ -75,7 +79,7 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             if not record.recompute and record.level in levels:
                 lone = [call] if not lone or calls[at - 1] is not lone[-1] else [*lone, call]
             continue
-        slot = worst(entered(call))
+        slot = worst([one for one in entered(call) if not _is_excused(one, excused)])
         if slot is not None and call.contribution == "masked" and made(call):
             continue
         if slot is not None and lone and _is_of_other_shape(slot):
@@ -87,17 +91,34 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             call = _innermost(call, calls)
             if call.pair.record.level == "module" and _is_cleared(call, calls):
                 continue
+            if call.differences and (masked := values_of_another_mask(call, calls[at + 1 :])):
+                excused |= masked
+                continue
             slot = worst([slot for slot in made(call) if is_beyond(slot)])
             assert slot is not None, "a contributing call has a slot that differs"
+            given = next((one for one in entered(call) if _is_uncompared(one)), None)
+            if given is None and slot.verdict.rule == "unexplained" and not call.differences:
+                given = slot
+            if given is not None and slot.verdict.side is None and slot.verdict.rule != "arguments":
+                return Divergence(how="entered", call=call, slot=given, lone=tuple(lone), is_first_call=is_first_call, result=slot)
             return Divergence(how="contributed", call=call, slot=slot)
         is_first_call = is_first_call and not made(call)
     return None
+
+
+def _is_excused(slot: JudgedSlot, excused: set[str]) -> bool:
+    return bool(excused) and slot.pair.subject is not None and slot.pair.subject.fingerprint in excused
 
 
 def _is_of_other_shape(slot: JudgedSlot) -> bool:
     """Beside calls that only one side has, a pair of calls on tensors of other shapes is no pair: it belongs to them."""
     ours, theirs = slot.pair.subject, slot.pair.reference
     return ours is not None and theirs is not None and ours.shape != theirs.shape
+
+
+def _is_uncompared(slot: JudgedSlot) -> bool:
+    """Whether a value is there on both sides, laid out otherwise, so that nothing tells whether it agrees."""
+    return slot.verdict.level in ("same", "unmeasured") and _is_of_other_shape(slot)
 
 
 def _innermost(blamed: JudgedCall, calls: Sequence[JudgedCall]) -> JudgedCall:

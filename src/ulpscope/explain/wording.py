@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from math import floor, isfinite, isinf, log10
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.explain.contributions import entered
 from ulpscope.explain.views import StepView
 from ulpscope.model import (
@@ -117,6 +117,8 @@ def finding_at(
 def difference_line(slot: JudgedSlot) -> str:
     """How far apart a slot is, against what is allowed, and where it is worst."""
     name, measurement = slot_text(slot.pair.slot), slot.measurement
+    if slot.verdict.rule == "zeros":
+        return f"{name}: {slot.verdict.reason}"
     if isinstance(measurement, TensorMeasurement):
         parts = [_nonfinite(measurement, slot) or f"{name} differs by {number(measurement.distance)} of its size{_against(slot)}"]
         if measurement.worst_index is not None and measurement.worst_subject is not None and measurement.worst_reference is not None:
@@ -176,13 +178,13 @@ def differences_lines(call: JudgedCall, limit: int = 4) -> list[str]:
 def record_again(view: StepView, record: CallRecord) -> str:
     """The advice for a call that is to be looked at closely: the command that recorded the subject, with values kept."""
     info, path = view.subject, view.subject_path
-    words = ["ulpscope", "run", "--into", f"{path}-closer" if path else "DIR", "--keep", "tensors"]
+    words = ["ulpscope", "run", "--into", as_path(f"{path.rstrip('/')}-closer") if path else "DIR", "--keep", "tensors"]
     words += ["--level", level] if (level := info.options.get("level")) in ("module", "both", "op") else []
     words += ["--steps", str(record.step)]
     words += ["--seed", str(info.seed)] if info.seed is not None else []
     words += ["--select", record.name] if record.phase in ("forward", "backward") else []
     words += info.command if info.format == "ulpscope" and info.command else ["SCRIPT"]
-    return f"record its values on both sides and compare again: {shlex.join(words)}"
+    return f"record its values on both sides and compare again: {command_line(*words)}"
 
 
 def _against(slot: JudgedSlot) -> str:

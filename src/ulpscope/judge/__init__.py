@@ -5,6 +5,7 @@ from ulpscope.judge.bands import bands_of
 from ulpscope.judge.calls import RULES, foresee_call, judge_call, rules_named
 from ulpscope.judge.conditioning import product_family
 from ulpscope.judge.differences import argument_differences
+from ulpscope.judge.limits import with_own_limits
 from ulpscope.judge.precision import likely_format, operand_format
 from ulpscope.judge.replayed import errs, is_beyond_doubt, multiple_of, replay_limits
 from ulpscope.judge.thresholds import THRESHOLDS, Threshold, threshold
@@ -28,4 +29,5 @@ __all__ = [
     "replay_limits",
     "rules_named",
     "threshold",
+    "with_own_limits",
 ]

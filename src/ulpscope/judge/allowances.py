@@ -21,6 +21,7 @@ class Allowance:
     `units` is the relative rounding error of the dtype, `entering` the worst distance of what enters the call, `drift` the largest
     distance that honest calls have reached so far. `error` is the absolute difference of the slot; `terms`, `carried`
     `narrowed` and `jump` are absolute too (see conditioning). `is_step` is for results of an optimizer, whose elements jump by `jump`.
+    `inputs_known` is False where something enters that only one side has, or that is laid out otherwise: it may be anything.
     """
 
     units: float = 0.0
@@ -37,6 +38,7 @@ class Allowance:
     is_known_honest: bool = False
     can_flip: bool = False
     inputs_agree: bool = True
+    inputs_known: bool = True
     inputs_scaled: bool = False
 
     @property

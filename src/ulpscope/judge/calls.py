@@ -17,15 +17,17 @@ from ulpscope.judge.choices import free_choice
 from ulpscope.judge.conditioning import HANDING_ON, Scale, plain_name
 from ulpscope.judge.derived import derived
 from ulpscope.judge.differences import argument_differences
-from ulpscope.judge.drawing import draws_numbers, judge_drawn
+from ulpscope.judge.drawing import draws_numbers, judge_draw_of
 from ulpscope.judge.entering import Entering, coarsest
 from ulpscope.judge.jumps import keeps_sum
 from ulpscope.judge.ptdbg import ptdbg
 from ulpscope.judge.replayed import judge_replayed
-from ulpscope.judge.sizes import Size, distance, dtypes_of, size_of
+from ulpscope.judge.sizes import Size, distance, dtypes_of, is_equal, size_of
 from ulpscope.judge.thresholds import rounding_units, threshold
 from ulpscope.judge.trail import Trail, values_key
+from ulpscope.judge.zeros import has_other_zeros, tells_zeros_apart
 from ulpscope.model import (
+    Behind,
     CallRecord,
     JudgedCall,
     JudgedSlot,
@@ -37,6 +39,7 @@ from ulpscope.model import (
     SummaryMeasurement,
     Verdict,
 )
+from ulpscope.model.memory import is_overwritten, is_unwritten, is_written_over
 
 __all__ = ["RULES", "foresee_call", "judge_call", "rules_named"]
 
@@ -82,15 +85,21 @@ def _judged(
     """The judged call, and how far apart its results honestly are."""
     measured = list(enumerate(zip(pair.slots, measurements, strict=True)))
     receives = {at: pair.record.receives(slot.slot) for at, (slot, _) in measured}
-    is_start = pair.record.phase == "start"
+    is_start = pair.record.phase in ("start", "end")
     judged = {at: _judge_given(pair.record, slot, found, rule, trail) for at, (slot, found) in measured if receives[at] or is_start}
     if pair.record.phase == "optimizer":
         judged |= _within_largest_gradient(judged, trail, pair.record)
-    entering = Entering.of(pair, tuple(judged.values()), trail)
+    if rule is derived and _tells_zeros(pair, measured, trail):
+        judged |= {at: _with_other_zeros(pair.record, slot) for at, slot in judged.items() if has_other_zeros(slot.pair, slot.measurement)}
+        entering = replace(Entering.of(pair, tuple(judged.values()), trail), agree=False)
+    else:
+        entering = Entering.of(pair, tuple(judged.values()), trail)
+    behind = trail.behind_call(pair.record, judged.values())
     drift = 0.0
     for at, (slot, found) in measured:
         if at not in judged:
-            judged[at], reached = _judge_made(pair, slot, found, entering, rule, trail, replay)
+            made, reached = _judge_made(pair, slot, found, entering, rule, trail, replay)
+            judged[at] = _placed_behind(made, behind, pair.record, entering, trail)
             drift = max(drift, reached)
     multiples = [slot.verdict.multiple for at, slot in judged.items() if not receives[at] and slot.verdict.multiple is not None]
     call = JudgedCall(
@@ -100,6 +109,23 @@ def _judged(
         multiple=max(multiples, default=None),
     )
     return call, drift
+
+
+def _tells_zeros(pair: Pair, measured: Sequence[tuple[int, tuple[SlotPair, Measurement]]], trail: Trail) -> bool:
+    """Whether zeros of other signs enter a call, or its forward call, that gives something else for them, and it did."""
+    record = pair.record
+    if record.phase not in ("forward", "backward") or not tells_zeros_apart(record):
+        return False
+    if all(is_equal(found) for _, (slot, found) in measured if not record.receives(slot.slot)):
+        return False
+    given = [(slot, found) for _, (slot, found) in measured if record.receives(slot.slot)] if record.phase == "forward" else []
+    forward = trail.forward_of(record)
+    given += [(slot.pair, slot.measurement) for slot in (forward.slots if forward else ())]
+    return any(has_other_zeros(slot, found) for slot, found in given)
+
+
+def _with_other_zeros(record: CallRecord, slot: JudgedSlot) -> JudgedSlot:
+    return replace(slot, verdict=Verdict("differs", "zeros", f"zeros of other signs, which {record.call.short} tells apart"))
 
 
 def _within_largest_gradient(given: dict[int, JudgedSlot], trail: Trail, record: CallRecord) -> dict[int, JudgedSlot]:
@@ -113,7 +139,7 @@ def _within_largest_gradient(given: dict[int, JudgedSlot], trail: Trail, record:
     largest = max((size.rms for _, size in gradients.values() if size is not None), default=0.0)
     honest = {}
     for at, (slot, size) in gradients.items():
-        is_open = slot.verdict.level == "differs" and size is not None and not trail.gradient_apart(record, slot.pair.slot)
+        is_open = slot.verdict.level == "differs" and size is not None and not trail.parts_of(record, slot.pair.slot).apart
         if is_open and size is not None and size.error <= rounding_units(coarsest(dtypes_of(slot.pair))) * largest:
             honest[at] = replace(slot, verdict=Verdict("rounding", "derived", "within the rounding of the largest gradient", 1.0))
     return honest
@@ -124,18 +150,59 @@ def _within_repeat(pair: Pair, slot: JudgedSlot, trail: Trail) -> JudgedSlot:
     is_open = trail.bands is not None and slot.verdict.level == "differs" and slot.verdict.side is None
     if not is_open or trail.bands is None or not trail.bands.allows(pair, slot.pair, slot.measurement):
         return slot
-    return replace(slot, verdict=Verdict("rounding", "repeat", "no farther apart than a repeat of the reference", 1.0))
+    return replace(slot, verdict=Verdict("rounding", "repeat", "no farther apart than a repeat of the reference", 1.0), behind=None)
+
+
+def _placed_behind(slot: JudgedSlot, behind: Behind | None, record: CallRecord, entering: Entering, trail: Trail) -> JudgedSlot:
+    """The result with the reason why its two sides need not agree, where there is one and they do not."""
+    if record.phase == "optimizer":
+        behind = trail.behind_call(record, trail.entering_optimizer(slot.pair.slot, entering.by_path))
+    if slot.verdict.level == "rounding" and slot.verdict.rule in ("random", "unwritten"):
+        behind = "random" if slot.verdict.rule == "random" else "unwritten"
+    behind = behind or trail.behind_given(record, slot.pair)
+    return slot if behind is None or _agrees(slot, trail) else replace(slot, behind=behind)
+
+
+def _agrees(slot: JudgedSlot, trail: Trail) -> bool:
+    """Whether the two sides are as near as they would be if everything before them could be compared."""
+    if slot.verdict.level == "same":
+        return True
+    apart, known = distance(slot.measurement), dtypes_of(slot.pair)
+    if apart is None or slot.verdict.rule == "random" or not all(one.is_floating for one in known) or _is_reordered(slot.measurement):
+        return False
+    return apart <= rounding_units(coarsest(known)) + threshold("amplification") * trail.clean_drift
 
 
 def _judge_given(record: CallRecord, slot: SlotPair, found: Measurement, rule: Rule, trail: Trail) -> JudgedSlot:
+    parts = trail.parts_of(record, slot.slot)
+    own = size_of(slot, found, "differs") if parts.terms else None
     allowance = Allowance(
         units=rounding_units(coarsest(dtypes_of(slot))),
-        drift=max(trail.drift, trail.gradient_apart(record, slot.slot), trail.parameters_apart(slot.slot), trail.block_apart(slot)),
+        error=own.error if own else inf,
+        terms=parts.terms,
+        carried=parts.error,
+        drift=max(trail.drift, parts.apart, trail.parameters_apart(slot.slot), trail.block_apart(slot)),
         is_given=True,
-        is_start=record.phase == "start",
+        is_start=record.phase in ("start", "end"),
         is_known_honest=values_key(slot) in trail.honest,
     )
-    return JudgedSlot(slot, found, rule(slot, found, allowance))
+    verdict = _written_on_one_side(record, slot) if rule is derived else None
+    judged = JudgedSlot(slot, found, verdict or rule(slot, found, allowance))
+    behind = trail.behind_given(record, slot)
+    if behind is None and judged.verdict.level == "differs" and (behind := trail.behind_write(record, slot)) is not None:
+        reason = "may hold, in a part that was written in place, what need not agree"
+        return replace(judged, verdict=Verdict("rounding", "derived", reason, 1.0), behind=behind)
+    return judged if behind is None or _agrees(judged, trail) else replace(judged, behind=behind)
+
+
+def _written_on_one_side(record: CallRecord, slot: SlotPair) -> Verdict | None:
+    """The verdict where one side holds values and to the memory of the other nobody wrote, unless the call only writes over it."""
+    if slot.subject is None or slot.reference is None or is_unwritten(slot.subject) == is_unwritten(slot.reference):
+        return None
+    if is_overwritten(record.call.op, slot.slot.path, record.arguments) or is_written_over(slot.subject) or is_written_over(slot.reference):
+        return Verdict("same", "unwritten", "the call writes over it and does not read it", 0.0)
+    side = "subject" if is_unwritten(slot.subject) else "reference"
+    return Verdict("differs", "unwritten", f"nobody wrote to this memory on the {side}; the other side wrote to it", inf)
 
 
 def _judge_made(
@@ -159,13 +226,16 @@ def _judge_made(
         can_flip=entering.can_flip,
         is_step=record.phase == "optimizer",
         inputs_agree=entering.agree,
+        inputs_known=entering.is_known,
         inputs_scaled=entering.is_scaled,
     )
-    across = rule(slot, found, allowance)
+    across = (_written_on_one_side(record, slot) if rule is derived else None) or rule(slot, found, allowance)
     verdict = _better_verdict(pair, slot, found, allowance, across, trail, replay) if rule is derived else None
     judged = JudgedSlot(slot, found, verdict or across, *(_replays(slot, replay) if replay else ()))
     is_honest = across.level == "rounding" and (across.multiple or 0.0) <= 1 and not allowance.can_flip and judged.verdict.rule != "choice"
-    return judged, _reached(own, scale, found, allowance, trail) if own and is_honest else 0.0
+    if not own or not is_honest or trail.carries_unwritten(pair, slot):  # what garbage is made of is no measure for anything else
+        return judged, 0.0
+    return judged, _reached(own, scale, found, allowance, trail)
 
 
 def _better_verdict(
@@ -180,8 +250,9 @@ def _better_verdict(
         unsettled = _undetermined(pair, slot, found, allowance, across, trail)
         if unsettled is not None:
             return unsettled
-    if across.level == "differs" and draws_numbers(pair.record, replay) and allowance.inputs_agree and _may_draw_otherwise(pair, trail):
-        return judge_drawn(slot)
+    is_other = across.level == "differs" or _is_reordered(found)
+    if is_other and allowance.inputs_agree and _draws(pair, trail, replay) and _may_draw_otherwise(pair, trail):
+        return judge_draw_of(pair.record, slot)
     return judge_replayed(slot, found, allowance, replay, across) if replay else None
 
 
@@ -195,9 +266,9 @@ def _is_handed_on_otherwise(pair: Pair, trail: Trail) -> bool:
 
 def _undetermined(pair: Pair, slot: SlotPair, found: Measurement, allowance: Allowance, across: Verdict, trail: Trail) -> Verdict | None:
     """What nothing determines, and what is made of it, where no replay tells what each side should have made of its own inputs."""
-    if across.level == "differs" and trail.carries_unwritten(pair):
+    if across.level == "differs" and trail.carries_unwritten(pair, slot):
         return Verdict("rounding", "unwritten", "carries memory that nobody wrote to, which differs as it may", 0.0)
-    if not allowance.inputs_agree:
+    if not (allowance.inputs_agree and allowance.inputs_known):
         return None
     if across.level == "differs" and (reason := free_choice(pair, slot, allowance)):
         return Verdict("rounding", "choice", reason)
@@ -210,8 +281,17 @@ def _shows_choice(slot: SlotPair, found: Measurement, allowance: Allowance) -> b
     """Whether a value differs by more than rounding, or is the same in another order: then no statistic has moved at all."""
     apart = distance(found)
     is_exact = not any(one.is_floating for one in dtypes_of(slot))
-    is_reordered = isinstance(found, SummaryMeasurement) and found.equal is False and apart == 0
-    return is_exact or is_reordered or (apart or 0.0) > allowance.units + threshold("amplification") * allowance.drift
+    return is_exact or _is_reordered(found) or (apart or 0.0) > allowance.units + threshold("amplification") * allowance.drift
+
+
+def _is_reordered(found: Measurement) -> bool:
+    """Whether every statistic is the same and the values are not: they stand in another order."""
+    return isinstance(found, SummaryMeasurement) and found.equal is False and found.distance == 0
+
+
+def _draws(pair: Pair, trail: Trail, replay: PairReplay | None) -> bool:
+    forward = trail.forward_of(pair.record)
+    return draws_numbers(pair.record, replay, forward.pair.record if forward else None)
 
 
 def _may_draw_otherwise(pair: Pair, trail: Trail) -> bool:
@@ -227,8 +307,11 @@ def _replays(slot: SlotPair, replay: PairReplay) -> tuple[SlotReplay | None, Slo
 
 
 def _reached(own: Size, scale: Scale, found: Measurement, allowance: Allowance, trail: Trail) -> float:
-    """How far honest values have come apart; statistics do not show it, so there a narrower format counts with its unit."""
-    if scale.terms > 2 * own.rms:
+    """How far honest values have come apart; statistics do not show it, so there a narrower format counts with its unit.
+
+    What is small because its terms cancel may be as far apart as it is large, and so may all that is made of it; others may not.
+    """
+    if scale.terms > 2 * own.rms or allowance.entering > allowance.units + threshold("amplification") * trail.drift:
         return 0.0
     hidden = trail.operands.eps / 2 if trail.operands and allowance.narrowed and isinstance(found, SummaryMeasurement) else 0.0
     return max(own.distance, hidden)

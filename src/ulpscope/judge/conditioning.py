@@ -36,6 +36,7 @@ CONTRACTIONS = frozenset(
     "conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc linear_fp8 mkldnn_linear".split()
 )
 COMPOSITES = frozenset("scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu lstm_cell gru_cell".split())
+_GROUPED = frozenset({"grouped_mm"})
 _SUMS = frozenset(
     "add iadd radd sub isub rsub subtract sum mean nansum cumsum addcmul addcdiv lerp logsumexp cross_entropy nll_loss log_softmax "
     "mse_loss l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div var std index_add scatter_add".split()
@@ -75,7 +76,7 @@ def plain_name(call: CallName) -> str:
 def product_family(record: CallRecord) -> str | None:
     """Matrix products and convolutions: machines choose the format of their operands for each of the two."""
     name = plain_name(record.call)
-    if record.level == "module" or name not in CONTRACTIONS | COMPOSITES:
+    if record.level == "module" or name not in CONTRACTIONS | COMPOSITES | _GROUPED:
         return None
     return "convolution" if name.startswith("conv") else "matrix product"
 

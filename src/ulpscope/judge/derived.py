@@ -11,7 +11,7 @@ from math import inf, isfinite, prod
 
 from ulpscope.judge.allowances import Allowance
 from ulpscope.judge.jumps import error_beyond_jumps
-from ulpscope.judge.sizes import NEVER_WRITTEN, is_coherent, is_equal, is_floating
+from ulpscope.judge.sizes import is_coherent, is_equal, is_floating
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import (
     FingerprintMeasurement,
@@ -24,6 +24,7 @@ from ulpscope.model import (
     Undefined,
     Verdict,
 )
+from ulpscope.model.memory import is_unwritten
 
 __all__ = ["derived", "verdict_without_numbers"]
 
@@ -52,7 +53,7 @@ def verdict_without_numbers(rule: str, pair: SlotPair, measurement: Measurement)
     if pair.subject.shape != pair.reference.shape:
         return _other_shape(rule, pair.subject, pair.reference)
     if isinstance(measurement, NotMeasured):
-        if any(side.note.startswith(NEVER_WRITTEN) for side in (pair.subject, pair.reference)):
+        if is_unwritten(pair.subject) and is_unwritten(pair.reference):
             return Verdict("same", rule, "memory that nobody wrote to is not compared", 0.0)
         return Verdict("unmeasured", rule, measurement.reason)
     if isinstance(measurement, FingerprintMeasurement):
@@ -90,6 +91,8 @@ def _exact(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allow
 def _given(measurement: TensorMeasurement | SummaryMeasurement, allowance: Allowance) -> Verdict:
     limit = allowance.units + threshold("amplification") * allowance.drift
     multiple = _ratio(measurement.distance, limit)
+    if multiple > 1 and allowance.terms and isfinite(allowance.error):
+        multiple = min(multiple, _ratio(allowance.error, allowance.units * allowance.terms + allowance.carried))
     if multiple <= 1:
         return Verdict("rounding", "derived", f"within what calls before it explain{_bound(measurement)}", multiple)
     return Verdict("differs", "derived", f"{multiple:.3g}x what calls before it explain{_bound(measurement)}", multiple)
@@ -102,8 +105,10 @@ def _made(pair: SlotPair, measurement: TensorMeasurement | SummaryMeasurement, a
     multiple = _ratio(*_error_and_limit(measurement, allowance))
     if multiple > 1 and allowance.can_flip and allowance.entering:
         multiple = min(multiple, _flip_multiple(pair, measurement, allowance))
-    if 1 < multiple <= threshold("amplified") and allowance.entering and allowance.inputs_agree and not is_scale:
-        return Verdict("rounding", "amplified", f"{multiple:.3g}x what is allowed: magnifies the difference of its inputs", multiple)
+    if 1 < multiple <= threshold("amplified") and _may_magnify(allowance) and not is_scale:
+        if allowance.entering < measurement.distance:
+            return Verdict("rounding", "amplified", f"{multiple:.3g}x what is allowed: magnifies the difference of its inputs", multiple)
+        return Verdict("rounding", "derived", f"{multiple:.3g}x what is allowed, and no farther apart than its inputs", multiple)
     if multiple > 1:
         what = "rounding explains" if not allowance.entering else "rounding and the difference of its inputs explain"
         return Verdict("differs", "derived", f"{multiple:.3g}x what {what}{_bound(measurement)}", multiple)
@@ -112,6 +117,11 @@ def _made(pair: SlotPair, measurement: TensorMeasurement | SummaryMeasurement, a
     if measurement.distance <= allowance.units + threshold("amplification") * allowance.drift:
         return Verdict("rounding", "derived", f"agrees although its inputs differ{_bound(measurement)}", multiple)
     return Verdict("differs", "derived", f"no more than the difference of its inputs explains{_bound(measurement)}", multiple)
+
+
+def _may_magnify(allowance: Allowance) -> bool:
+    """Whether there is a difference of the inputs, all of which can be compared."""
+    return allowance.inputs_agree and allowance.inputs_known and allowance.entering > 0
 
 
 def _without_noise(allowance: Allowance) -> Allowance:

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from ulpscope.judge.limits import are_same_limit
 from ulpscope.model import ArgumentDifference, Arguments, CallRecord, Pair
 
 __all__ = ["argument_differences"]
 
+Alike = Callable[[Any, Any], bool]
 _ABSENT = object()
 _ABSENT_TEXT = "not given"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
@@ -33,12 +36,17 @@ def _arguments(subject: CallRecord, reference: CallRecord) -> Iterator[ArgumentD
     if subject.arguments is None or reference.arguments is None or _literally(subject.arguments) == _literally(reference.arguments):
         return
     ours, theirs = _named(subject.arguments), _named(reference.arguments)
-    same = {name for name in ours if name in theirs and _text(ours[name]) == _text(theirs[name])}
+    alike = partial(_are_alike, subject=subject, reference=reference)
+    same = {name for name in ours if name in theirs and alike(ours[name], theirs[name])}
     ours = {name: value for name, value in ours.items() if name not in same}
     theirs = {name: value for name, value in theirs.items() if name not in same}
-    _drop_passed_otherwise(ours, theirs)
+    _drop_passed_otherwise(ours, theirs, alike)
     for name in [*ours, *(name for name in theirs if name not in ours)]:
-        yield from _apart(name, ours.get(name, _ABSENT), theirs.get(name, _ABSENT))
+        yield from _apart(name, ours.get(name, _ABSENT), theirs.get(name, _ABSENT), alike)
+
+
+def _are_alike(ours: Any, theirs: Any, *, subject: CallRecord, reference: CallRecord) -> bool:
+    return _text(ours) == _text(theirs) or are_same_limit(ours, theirs, subject, reference)
 
 
 def _literally(arguments: Arguments) -> str:
@@ -53,17 +61,17 @@ def _named(arguments: Arguments) -> dict[str, Any]:
     return {name: _comparable(value) for name, value in named.items()}
 
 
-def _apart(name: str, ours: Any, theirs: Any) -> Iterator[ArgumentDifference]:
+def _apart(name: str, ours: Any, theirs: Any, alike: Alike) -> Iterator[ArgumentDifference]:
     """Settings inside lists and groups by their own names: `groups.0.lr`."""
     if _is_group(ours) and _is_group(theirs):
         for key in [*ours, *(key for key in theirs if key not in ours)]:
-            yield from _apart(f"{name}.{key}", ours.get(key, _ABSENT), theirs.get(key, _ABSENT))
+            yield from _apart(f"{name}.{key}", ours.get(key, _ABSENT), theirs.get(key, _ABSENT), alike)
     elif isinstance(ours, list) and isinstance(theirs, list) and (len(ours) == len(theirs) or any(map(_is_nested, (*ours, *theirs)))):
         if len(ours) != len(theirs):
             yield ArgumentDifference(f"length of {name}", str(len(ours)), str(len(theirs)))
         for at, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-            yield from _apart(f"{name}.{at}", one, other)
-    elif _text(ours) != _text(theirs):
+            yield from _apart(f"{name}.{at}", one, other, alike)
+    elif not alike(ours, theirs):
         yield ArgumentDifference(name, *_shortened(_text(ours), _text(theirs)))
 
 
@@ -75,11 +83,10 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, (list, dict))
 
 
-def _drop_passed_otherwise(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def _drop_passed_otherwise(ours: dict[str, Any], theirs: dict[str, Any], alike: Alike) -> None:
     """The same value by position here and by keyword there is no difference."""
     for name, value in list(ours.items()):
-        text = _text(value)
-        other = next((key for key, one in theirs.items() if _is_positional(key) != _is_positional(name) and _text(one) == text), None)
+        other = next((key for key, one in theirs.items() if _is_positional(key) != _is_positional(name) and alike(value, one)), None)
         if other is not None:
             del ours[name], theirs[other]
 

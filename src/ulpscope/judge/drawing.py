@@ -5,17 +5,40 @@ from __future__ import annotations
 
 from math import isfinite, sqrt
 
+from ulpscope.judge.conditioning import plain_name
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import CallRecord, PairReplay, SlotPair, Summary, Verdict
+from ulpscope.model.randomness import draws
 
-__all__ = ["draws_numbers", "judge_drawn"]
+__all__ = ["draws_numbers", "judge_draw_of", "judge_drawn"]
 
 
-def draws_numbers(record: CallRecord, replay: PairReplay | None) -> bool:
-    """Whether a call draws random numbers: seen by replaying it twice, else guessed by its name."""
-    if replay is not None and (replay.subject.slots or replay.reference.slots):
-        return replay.subject.is_random or replay.reference.is_random
-    return record.level != "module" and record.call.sounds_random
+def draws_numbers(record: CallRecord, replay: PairReplay | None, forward: CallRecord | None = None) -> bool:
+    """Whether a call draws random numbers, by its name and arguments, or as a replay with other seeds showed.
+
+    A backward record has no arguments of its own: those of its forward call say whether that one drew.
+    """
+    if replay is not None and (replay.subject.is_random or replay.reference.is_random):
+        return True
+    return record.level != "module" and draws(record.call.op, (forward or record).arguments)
+
+
+_ELEMENT_BY_ELEMENT = frozenset(
+    """
+    dropout native_dropout fused_dropout alpha_dropout bernoulli rand rand_like randn randn_like randint randint_like random normal uniform
+    exponential geometric cauchy log_normal trunc_normal poisson binomial rrelu rrelu_with_noise
+    """.split()
+)
+
+
+def judge_draw_of(record: CallRecord, slot: SlotPair) -> Verdict:
+    """Judge what a call drew by its distribution, where it draws for each element of its own; any other draw is honest.
+
+    An attention that drops one weight changes a whole row, and how many draws stand behind its result is not known.
+    """
+    if plain_name(record.call) in _ELEMENT_BY_ELEMENT:
+        return judge_drawn(slot)
+    return Verdict("rounding", "random", "drew other numbers", 0.0)
 
 
 def judge_drawn(slot: SlotPair) -> Verdict:

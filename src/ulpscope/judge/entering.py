@@ -21,7 +21,8 @@ class Entering:
     """`given` are the sizes of what the record receives; for a backward record `inputs` and `results` are those of its forward call.
 
     `behind_module` is how far apart is what enters a module without being handed over. `jump` is how far a parameter may jump in an
-    optimizer's step, `can_flip` whether elements may jump for a tiny change of an input.
+    optimizer's step, `can_flip` whether elements may jump for a tiny change of an input, `is_known` whether all of it is on both sides in
+    the same shape.
     """
 
     given: Sequence[Size]
@@ -35,6 +36,7 @@ class Entering:
     behind_module: float = 0.0
     jump: float = 0.0
     can_flip: bool = False
+    is_known: bool = True
 
     @classmethod
     def of(cls, pair: Pair, given: Sequence[JudgedSlot], trail: Trail) -> Entering:
@@ -54,6 +56,7 @@ class Entering:
             behind_module=behind_module,
             jump=jump_of(pair),
             can_flip=can_flip(pair.record) and keeps_sum(pair),
+            is_known=_is_known([*given, *inputs]),
         )
 
     def narrowed_to(self, slots: Sequence[JudgedSlot]) -> Entering:
@@ -65,6 +68,7 @@ class Entering:
             is_scaled=_is_scaled(slots),
             jump=self.jump,
             can_flip=self.can_flip,
+            is_known=_is_known(slots),
         )
 
     @property
@@ -96,7 +100,9 @@ def _sizes(slots: Iterable[JudgedSlot], drift: float) -> list[Size]:
 
 
 def _size(slot: JudgedSlot, drift: float) -> Size | None:
-    return size_of(slot.pair, slot.measurement, slot.verdict.level, drift)
+    """Statistics do not show how far apart values are that other random numbers made: as far as they are large."""
+    at_least = 1.0 if slot.behind in ("random", "unwritten") else drift
+    return size_of(slot.pair, slot.measurement, slot.verdict.level, at_least)
 
 
 def _dtypes(slots: Iterable[JudgedSlot]) -> list[DType]:
@@ -105,6 +111,11 @@ def _dtypes(slots: Iterable[JudgedSlot]) -> list[DType]:
 
 def _agree(slots: Iterable[JudgedSlot]) -> bool:
     return all(slot.verdict.level != "differs" for slot in slots)
+
+
+def _is_known(slots: Iterable[JudgedSlot]) -> bool:
+    sides = ((slot.pair.subject, slot.pair.reference) for slot in slots)
+    return all(ours is not None and theirs is not None and ours.shape == theirs.shape for ours, theirs in sides)
 
 
 def _is_scaled(slots: Iterable[JudgedSlot]) -> bool:

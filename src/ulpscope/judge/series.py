@@ -22,7 +22,7 @@ import numpy as np
 
 from ulpscope.model.series import Departure, SeriesPair, Signal
 
-__all__ = ["LIMITS", "Limit", "find_departures"]
+__all__ = ["LIMITS", "Limit", "chance_agreement", "find_departures"]
 
 
 class Limit(NamedTuple):
@@ -50,15 +50,45 @@ LIMITS = {
     ),
     "stillness": Limit(5, "steps in a row without an update or a gradient, on one side only; bfloat16 loses a few small updates by itself"),
     "setting": Limit(1e-6, "the relative difference of two learning rates that were meant to be equal"),
+    "chance": Limit(
+        3.0, "standard errors beyond a half up to which equal signs are chance; two independent runs are beyond it once in 700"
+    ),
     "repetition": Limit(16, "the fewest elements of a gradient that is taken to be repeated rather than constant"),
 }
 _FAR = 20.0  # stands for an infinite ratio, where one side is zero
 
 
 def find_departures(pair: SeriesPair) -> tuple[Departure, ...]:
-    """The first departure of each target in each signal, the earliest first."""
-    found = [departure for rule in _RULES for departure in rule(pair)]
+    """The first departure of each target in each signal, the earliest first; of unrelated runs only what needs no noise to be told from."""
+    rules = [rule for rule in _RULES if rule is not _noisy] if chance_agreement(pair) is not None else _RULES
+    found = [departure for rule in rules for departure in rule(pair)]
     return tuple(sorted(found, key=lambda each: (each.step, _rank_of_cause(each), -min(each.multiple, 1e300))))
+
+
+def chance_agreement(pair: SeriesPair) -> float | None:
+    """The share of equal signs where gradients agree no better than by chance from the first step on; None where they do.
+
+    Signs within a gradient go together, so a gradient counts once, by how many standard errors its share is from a half, and the spread
+    of that over all gradients tells how far their mean may be by chance.
+    """
+    rows = [row for row, target in enumerate(pair.targets) if target.kind == "gradient" and pair.num_samples[row] > 0]
+    similarity = pair.similarity[:, rows]
+    known = ~np.isnan(similarity).all(axis=0)
+    if not known.any() or bool(pair.equal[:, rows].any()):
+        return None
+    similarity, counts = similarity[:, known], np.asarray(pair.num_samples, dtype=float)[rows][known]
+    first = next(row for row in similarity if not np.isnan(row).all())
+    over_time = np.nanmean(similarity, axis=0)
+    if not all(_is_chance(shares, counts) for shares in (first, over_time)):
+        return None
+    return float(np.nansum(over_time * counts) / counts.sum())
+
+
+def _is_chance(shares: Any, counts: Any) -> bool:
+    """Whether the shares of equal signs are no farther from a half than those of independent gradients."""
+    errors = ((shares - 0.5) * 2 * np.sqrt(counts))[~np.isnan(shares)]
+    spread = max(1.0, float(errors.std(ddof=1))) if errors.size > 1 else 1.0
+    return bool(abs(float(errors.mean())) * np.sqrt(errors.size) <= LIMITS["chance"].value * spread)
 
 
 _EXACT: tuple[Signal, ...] = ("setting", "finiteness", "repetition", "presence", "stillness")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import inf, isfinite, prod, sqrt
 
+from ulpscope.judge.thresholds import threshold
 from ulpscope.model import (
     DTYPES,
     DType,
@@ -22,11 +23,18 @@ from ulpscope.model import (
 )
 from ulpscope.model.nouns import dataclass
 
-__all__ = ["NEVER_WRITTEN", "Size", "distance", "dtypes_of", "is_coherent", "is_equal", "is_floating", "looks_scaled", "size_of"]
-
-
-NEVER_WRITTEN = "uninitialised memory"
-"""How capture's note on such a tensor begins."""
+__all__ = [
+    "Size",
+    "absolute_error",
+    "distance",
+    "dtypes_of",
+    "is_coherent",
+    "is_equal",
+    "is_floating",
+    "looks_scaled",
+    "scale_apart",
+    "size_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,14 @@ def distance(measurement: Measurement) -> float | None:
     return measurement.distance
 
 
+def absolute_error(measurement: Measurement) -> float:
+    """The distance of two tensors before it is divided by the size of one; 0 where values were not compared."""
+    if not isinstance(measurement, TensorMeasurement) or isinstance(measurement.rms_error, Undefined):
+        return 0.0
+    largest = 0.0 if isinstance(measurement.max_abs, Undefined) else measurement.max_abs
+    return max(measurement.rms_error, largest / threshold("peak"))
+
+
 def size_of(pair: SlotPair, measurement: Measurement, level: VerdictLevel, at_least: float = 0.0) -> Size | None:
     """The size of a slot that was judged `level`, or None where nothing tells.
 
@@ -74,6 +90,14 @@ def size_of(pair: SlotPair, measurement: Measurement, level: VerdictLevel, at_le
         apart = min(max(apart, at_least) if isinstance(measurement, SummaryMeasurement) else apart, 1.0)
     error = apart * (of_reference or rms) if isfinite(apart) else _absolute(measurement) if not is_exact else inf
     return Size(rms, error, apart, prod(first.shape), _deviation(last, rms))
+
+
+def scale_apart(measurement: TensorMeasurement) -> float:
+    """The change of scale that takes the reference nearest to the subject, relative; 0 where none is known."""
+    cosine = measurement.cosine
+    if isinstance(cosine, Undefined) or not measurement.rms_reference:
+        return 0.0
+    return abs(cosine * measurement.rms_subject / measurement.rms_reference - 1.0)
 
 
 def dtypes_of(pair: SlotPair) -> tuple[DType, ...]:
@@ -105,12 +129,12 @@ def _flip_distance(measurement: Measurement) -> float:
 
 def _absolute(measurement: Measurement) -> float:
     """The absolute difference where the reference is all zero, so that no relative one exists; infinite for NaN and infinities."""
-    if isinstance(measurement, TensorMeasurement) and not (measurement.num_nan_disagree or measurement.num_inf_disagree):
-        parts: list[Metric] = [measurement.rms_error, measurement.max_abs]
-    elif isinstance(measurement, SummaryMeasurement) and not _shows_nonfinite(measurement.differences):
-        parts = [measurement.differences.get(name, 0.0) for name in ("mean", "rms", "min", "max")]
-    else:
+    if isinstance(measurement, TensorMeasurement):
+        is_disagreeing = measurement.num_nan_disagree or measurement.num_inf_disagree
+        return inf if is_disagreeing or isinstance(measurement.rms_error, Undefined) else absolute_error(measurement)
+    if not isinstance(measurement, SummaryMeasurement) or _shows_nonfinite(measurement.differences):
         return inf
+    parts = [measurement.differences.get(name, 0.0) for name in ("mean", "rms", "min", "max")]
     return max((abs(part) for part in parts if not isinstance(part, Undefined)), default=inf)
 
 

@@ -138,12 +138,41 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("replay_rms_low", 4.0, "the same as replay_rms for such dtypes", "1.6 in the calibrating half, 2.2 in the held-back half"),
     Threshold("replay_bias_low", 0.25, "the same as replay_bias for such dtypes", "0.14 and 0.13; attention 0.32, which has a leeway of 2"),
     Threshold(
+        "operands_max",
+        64.0,
+        "largest error of one element, in units of what rounding the operands of products changes, where that format was seen before",
+        "products that round on the way reach 4.9 among 524288 elements, 9.1 if columns differ in size by 100, attention backward 31",
+    ),
+    Threshold(
+        "operands_rms",
+        3.0,
+        "the same for the rms over 64 or more elements",
+        "such products reach 0.94, attention backward 2.0; 1 % more is 12 in TF32 and 3.3 in bfloat16",
+    ),
+    Threshold(
+        "operands_bias",
+        0.25,
+        "the same for a change of scale that all elements share",
+        "0.06; 1 % more is 0.5 to 5 in bfloat16, where the rms may not show it",
+    ),
+    Threshold(
         "foreseen",
         128.0,
         "units of rounding up to which a result that is within its allowance is not replayed, float32 and wider",
         "replay_max: an element that errs beyond its limit errs by no fewer units of its size",
     ),
-    Threshold("foreseen_low", 4.0, "the same for dtypes with fewer than 23 fraction bits", "replay_rms_low"),
+    Threshold(
+        "foreseen_low",
+        0.025,
+        "the same for dtypes with fewer than 23 fraction bits",
+        "replay_bias_low less the 0.14 that honest kernels reach, over 4: an element counts by a quarter of the tensor's size at least",
+    ),
+    Threshold(
+        "foreseen_scale",
+        4.0,
+        "units of rounding by which the scale of the two sides may differ in a result that is not replayed, float32 and wider",
+        "replay_bias: an error of scale alone makes no larger one",
+    ),
     Threshold(
         "foreseen_far",
         512.0,

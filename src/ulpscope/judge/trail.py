@@ -4,14 +4,30 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import field
+from dataclasses import field, replace
 
-from ulpscope.judge.sizes import NEVER_WRITTEN, distance
+from ulpscope.judge.sizes import absolute_error, distance, size_of
 from ulpscope.judge.thresholds import threshold
-from ulpscope.model import Bands, CallRecord, DType, JudgedCall, JudgedSlot, Pair, Slot, SlotPair, TensorRecord
+from ulpscope.model import Bands, Behind, CallRecord, DType, JudgedCall, JudgedSlot, Pair, Slot, SlotPair, TensorRecord
+from ulpscope.model.memory import NEVER_WRITTEN, is_overwritten, is_unfollowed, may_carry, writes_in_place
 from ulpscope.model.nouns import dataclass
 
-__all__ = ["Trail", "values_key"]
+__all__ = ["Parts", "Trail", "values_key"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the honest contributions to one gradient say of their sum: `apart` is the largest distance among them, `error` what they are
+    apart in all, `terms` how large they are in all. A sum whose terms cancel has no size of its own to be judged by.
+    """
+
+    apart: float = 0.0
+    error: float = 0.0
+    terms: float = 0.0
+
+
+_SOURCES: dict[str, Behind] = {"fork": "fork", "choice": "choice", "random": "random", "unwritten": "unwritten"}
+"""Rules by which a result may differ honestly, and why what is made of it need not agree."""
 
 
 @dataclass(slots=True)
@@ -21,21 +37,29 @@ class Trail:
     `operands` is the format that a side's matrix products round to, where one was recognised, `bands` how far the reference is from a
     repeat of itself. `drift` is the largest distance that calls
     within their allowance reached. `honest` holds the values made by such calls, known by the fingerprints of both sides; `gradients`
-    how far the gradients of a value are apart where each contribution was honest; `apart` how far honest values are apart, by the
+    what the honest contributions to the gradient of a value say of their sum; `apart` how far honest values are apart, by the
     fingerprint of one side; `carried` the values that carry memory that nobody wrote to, or a choice that nothing determines, by that rule.
+    `behind` holds the values that need not agree, and why; `behind_anything` says so of every value, where one of them cannot be known
+    again. `clean_drift` is `drift` of the calls that no such value entered. `behind_memory` says so of
+    memory that was written to in place, and `made` holds what calls made and is not the same.
     """
 
     operands: DType | None = None
     bands: Bands | None = None
     drift: float = 0.0
     honest: set[Hashable] = field(default_factory=set)
-    gradients: dict[Hashable, float] = field(default_factory=dict)
+    gradients: dict[Hashable, Parts] = field(default_factory=dict)
     parameters: dict[tuple[int | str, ...], JudgedSlot] = field(default_factory=dict)
     forward: dict[Hashable, JudgedCall] = field(default_factory=dict)
     optimized: dict[Slot, JudgedSlot] = field(default_factory=dict)
     apart: dict[Hashable, float] = field(default_factory=dict)
     modules: dict[str, tuple[float, bool]] = field(default_factory=dict)
     carried: set[Hashable] = field(default_factory=set)
+    behind: dict[Hashable, Behind] = field(default_factory=dict)
+    behind_anything: Behind | None = None
+    behind_memory: Behind | None = None
+    made: set[Hashable] = field(default_factory=set)
+    clean_drift: float = 0.0
     step: int | None = None
     is_continued: bool = False
 
@@ -43,8 +67,13 @@ class Trail:
         """`is_continued` says afterwards whether the optimizer's results of the step before are known."""
         self.is_continued = bool(self.optimized) and self.step == step - 1
         self.step = step
+        stepped = [slot for slot in self.optimized.values() if slot.behind]
+        self.behind = {key: slot.behind for slot in stepped if slot.behind and (key := values_key(slot.pair)) is not None}
+        self.behind_anything = next((slot.behind for slot in stepped if values_key(slot.pair) is None), None)
         self.honest = {key for slot in self.optimized.values() if (key := values_key(slot.pair)) and slot.verdict.level == "rounding"}
         self.optimized = self.optimized if self.is_continued else {}
+        self.behind_memory = None
+        self.made.clear()
         self.apart.clear()
         self.carried.clear()
         self.modules.clear()
@@ -55,11 +84,11 @@ class Trail:
     def forward_of(self, record: CallRecord) -> JudgedCall | None:
         return self.forward.get((record.level, record.call, record.module)) if record.phase == "backward" else None
 
-    def gradient_apart(self, record: CallRecord, slot: Slot) -> float:
-        """How far the gradient of a value may be apart: as far as the contributions to it are."""
+    def parts_of(self, record: CallRecord, slot: Slot) -> Parts:
+        """What the gradient of a value was summed from, as far as that was found honest."""
         value = self.parameters.get(slot.path) if slot.role == "gradient" else self._made_forward(record, slot)
         key = values_key(value.pair) if value else None
-        return self.gradients.get(key, 0.0) if key else 0.0
+        return self.gradients.get(key, _NO_PARTS) if key else _NO_PARTS
 
     def _made_forward(self, record: CallRecord, slot: Slot) -> JudgedSlot | None:
         """The result of the forward call whose gradient enters its backward record."""
@@ -84,13 +113,20 @@ class Trail:
         found = [self.apart.get(("lone", side, one.fingerprint)) for side, one in _sides(slot) if one.fingerprint]
         return min((apart for apart in found if apart is not None), default=0.0)
 
-    def carries_unwritten(self, pair: Pair) -> bool:
-        """Whether memory that nobody wrote to enters a call, by itself or inside of what an earlier call made of it."""
-        given = _given(pair)
-        sides = (one for slot in given for one in (slot.subject, slot.reference) if one is not None)
-        return any(one.note.startswith(NEVER_WRITTEN) for one in sides) or any(
-            ("unwritten", values_key(slot)) in self.carried for slot in given
-        )
+    def carries_unwritten(self, pair: Pair, made: SlotPair) -> bool:
+        """Whether a result may hang on memory that nobody wrote to: as capture says of it, or as something does that enters the call.
+
+        Of a gradient it may also enter through the forward call.
+        """
+        if may_carry(made.subject) and may_carry(made.reference):
+            return True
+        forward = self.forward_of(pair.record)
+        values = [*_given(pair), *(slot.pair for slot in (forward.slots if forward else ()))]
+        if self.carried and any(("unwritten", values_key(slot)) in self.carried for slot in values):
+            return True
+        asked = forward.pair if forward else pair
+        entered = (slot for slot in _given(asked) if forward or (is_unfollowed(slot.subject) and is_unfollowed(slot.reference)))
+        return any(all(_reads_unwritten(asked.record, side) for _, side in _sides(slot)) for slot in entered)
 
     def carries_choice(self, pair: Pair) -> bool:
         """Whether a free choice enters a call: in a value of its own or of its forward call, or in a part of a gradient."""
@@ -101,6 +137,29 @@ class Trail:
         results = (self._made_forward(pair.record, slot.slot) for slot in given)
         keys = [*map(values_key, values), *(("gradient", values_key(one.pair)) for one in results if one is not None)]
         return any(("choice", key) in self.carried for key in keys if key is not None)
+
+    def behind_given(self, record: CallRecord, slot: SlotPair) -> Behind | None:
+        """Why a value that enters a call, or that a call makes, need not agree: it is one that was seen, or the gradient of one."""
+        if not self.behind:
+            return self.behind_anything
+        own = values_key(slot)
+        value = self.parameters.get(slot.slot.path) if slot.slot.role == "gradient" else self._made_forward(record, slot.slot)
+        of_value = values_key(value.pair) if value is not None else None
+        found = self.behind.get(own) if own is not None else None
+        return found or (self.behind.get(("gradient", of_value)) if of_value is not None else None) or self.behind_anything
+
+    def behind_write(self, record: CallRecord, slot: SlotPair) -> Behind | None:
+        """Why a value that no recorded call made, or its gradient, need not agree: what need not was written to a view of some memory.
+
+        Records do not tell whose memory a view looks at.
+        """
+        is_asked = self.behind_memory is not None and record.phase in ("forward", "backward") and values_key(slot) is not None
+        return self.behind_memory if is_asked and values_key(slot) not in self.made else None
+
+    def behind_call(self, record: CallRecord, given: Iterable[JudgedSlot]) -> Behind | None:
+        """Why the results of a call need not agree: for what enters it, and for a backward record what its forward call had."""
+        forward = self.forward_of(record)
+        return next((slot.behind for slot in (*given, *(forward.slots if forward else ())) if slot.behind), None)
 
     def add_lone(self, record: CallRecord, side: str) -> None:
         """Remember a call that only one side has: what it made is as far apart as the worst of what entered it."""
@@ -119,6 +178,14 @@ class Trail:
         made = [slot for slot in judged.slots if not record.receives(slot.pair.slot)]
         excused = [slot for slot in made if slot.verdict.rule in ("unwritten", "choice")]
         self.carried |= {(slot.verdict.rule, key) for slot in excused if (key := values_key(slot.pair)) is not None}
+        if self.carried:
+            hanging = [slot for slot in made if slot.verdict.level == "rounding" and self.carries_unwritten(judged.pair, slot.pair)]
+            self.carried |= {("unwritten", key) for slot in hanging if (key := values_key(slot.pair)) is not None}
+        if not self._add_behind(made):
+            self.clean_drift = max(self.clean_drift, drift)
+        elif record.phase == "forward" and writes_in_place(record.call.op, record.arguments):
+            self.behind_memory = next((slot.behind for slot in made if slot.behind), self.behind_memory)
+        self.made |= {key for slot in made if slot.verdict.level != "same" and (key := values_key(slot.pair)) is not None}
         self.honest |= {key for slot in made if slot.verdict.level == "rounding" and (key := values_key(slot.pair)) is not None}
         for slot in judged.slots:
             found = distance(slot.measurement) if slot.verdict.level == "rounding" else None
@@ -132,6 +199,17 @@ class Trail:
             self._add_gradients(made, self.forward_of(record))
         elif record.phase == "optimizer":
             self.optimized |= {slot.pair.slot: slot for slot in made}
+
+    def _add_behind(self, made: Iterable[JudgedSlot]) -> bool:
+        """Remember results that need not agree, and say whether there are any."""
+        found = [(slot, kind) for slot in made if (kind := slot.behind or _source(slot)) is not None]
+        for slot, kind in found:
+            key = values_key(slot.pair)
+            if key is None:
+                self.behind_anything = kind
+            else:
+                self.behind[key] = kind
+        return bool(found)
 
     def _add_state(self, slots: Iterable[JudgedSlot]) -> None:
         for slot in slots:
@@ -159,14 +237,36 @@ class Trail:
         for slot in made:
             source = entered.get(slot.pair.slot.path)
             key = values_key(source) if source else None
-            if key is not None and slot.verdict.level == "rounding":
+            if key is not None and slot.verdict.level in ("same", "rounding"):
                 is_choice = slot.verdict.rule == "choice"
-                self.gradients[key] = max(self.gradients.get(key, 0.0), 1.0 if is_choice else distance(slot.measurement) or 0.0)
+                self.gradients[key] = self._with_part(self.gradients.get(key, _NO_PARTS), slot, is_choice=is_choice)
                 self.carried |= {("choice", ("gradient", key))} if is_choice else set()
+            if key is not None and (kind := slot.behind or _source(slot)) is not None:
+                self.behind["gradient", key] = kind
+
+    def _with_part(self, parts: Parts, slot: JudgedSlot, *, is_choice: bool) -> Parts:
+        """The parts with one more, which was found honest."""
+        size = size_of(slot.pair, slot.measurement, slot.verdict.level, self.drift)
+        apart = 1.0 if is_choice else distance(slot.measurement) or 0.0
+        if size is None:
+            return replace(parts, apart=max(parts.apart, apart))
+        error = max(size.error, absolute_error(slot.measurement)) if apart else 0.0
+        return Parts(max(parts.apart, apart), parts.error + error, parts.terms + size.rms)
+
+
+def _reads_unwritten(record: CallRecord, given: TensorRecord) -> bool:
+    return given.note.startswith(NEVER_WRITTEN) and not is_overwritten(record.call.op, given.slot.path, record.arguments)
+
+
+def _source(slot: JudgedSlot) -> Behind | None:
+    return _SOURCES.get(slot.verdict.rule) if slot.verdict.level == "rounding" else None
 
 
 def _given(pair: Pair) -> list[SlotPair]:
     return [slot for slot in pair.slots if pair.record.receives(slot.slot)]
+
+
+_NO_PARTS = Parts()
 
 
 def _sides(pair: SlotPair) -> list[tuple[str, TensorRecord]]:

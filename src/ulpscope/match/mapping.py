@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ulpscope._files import read_small
 from ulpscope.errors import InputError
 from ulpscope.model.nouns import dataclass
 
 __all__ = ["Mapping", "Rule", "read_mapping"]
 
+_MOST_BYTES = 16 << 20
 _EXAMPLE = "write one rule a line, as in 'layers.* -> h.*'"
 
 
@@ -58,7 +60,7 @@ class Mapping:
 def read_mapping(path: str | Path) -> Mapping:
     """Read a mapping file."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_small(path, _MOST_BYTES, "mapping").decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the mapping {path}: {error}; {_EXAMPLE}") from error
     return Mapping.parse(text, str(path))

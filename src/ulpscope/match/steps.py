@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import field
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.errors import NothingComparableError
-from ulpscope.model import Run
+from ulpscope.model import Gap, PartKind, Run
 from ulpscope.model.nouns import dataclass
 
 __all__ = ["Overlap", "match_steps"]
@@ -14,10 +16,15 @@ __all__ = ["Overlap", "match_steps"]
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The (rank, step) parts that both runs have, step by step, and a sentence for each part that only one has."""
+    """The (rank, step) parts that both runs have, step by step, and a sentence and a gap for each part that only one has.
+
+    `totals` says how many ranks and steps either run has.
+    """
 
     common: tuple[tuple[int, int], ...]
     notes: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    totals: dict[PartKind, int] = field(default_factory=dict)
 
 
 def match_steps(subject: Run, reference: Run) -> Overlap:
@@ -27,26 +34,49 @@ def match_steps(subject: Run, reference: Run) -> Overlap:
     if not common:
         raise NothingComparableError(
             f"nothing to compare: the subject {subject.path} holds {_contents(subject)}, the reference {reference.path} holds "
-            f"{_contents(reference)}, and no rank and step is in both; record the same steps and ranks on both sides"
+            f"{_contents(reference)}, and no rank and step is in both; {_advice(subject, reference)}"
         )
     common.sort(key=lambda part: (part[1], part[0]))
-    return Overlap(tuple(common), (*_lone_ranks(subject, reference), *_lone_steps(subject, reference, both)))
+    ranks, steps = _lone_ranks(subject, reference), _lone_steps(subject, reference, both)
+    notes = [f"{_count('rank', lone)} only in the {side}: not compared" for side, lone in ranks.items()]
+    notes += [f"{_count('step', lone)} of {_count('rank', on)} only in the {side}: not compared" for (side, lone), on in steps.items()]
+    gaps = [Gap(kind="rank", why=f"only in the {side}", many=len(lone), places=(_count("rank", lone),)) for side, lone in ranks.items()]
+    gaps += [
+        Gap(kind="step", why=f"only in the {side}", many=len(lone), places=(f"{_count('step', lone)} of {_count('rank', on)}",))
+        for (side, lone), on in steps.items()
+    ]
+    return Overlap(tuple(common), tuple(notes), tuple(gaps), _totals(subject, reference, both))
 
 
-def _lone_ranks(subject: Run, reference: Run) -> list[str]:
+def _advice(subject: Run, reference: Run) -> str:
+    watched = [run.path for run in (subject, reference) if run.info.options.get("watch") == "health"]
+    if len(watched) == 2:
+        command = command_line("ulpscope", "compare-health", *map(as_path, watched))
+        return f"both watched the health of a training and recorded no calls: use '{command}'"
+    if watched:
+        return f"{watched[0]} watched the health of a training and recorded no calls: record it again without --watch health"
+    return "record the same steps and ranks on both sides"
+
+
+def _totals(subject: Run, reference: Run, ranks: Iterable[int]) -> dict[PartKind, int]:
+    steps = {step for rank in ranks for run in (subject, reference) for step in run.steps(rank)}
+    return {"rank": len(set(subject.ranks()) | set(reference.ranks())), "step": len(steps)}
+
+
+def _lone_ranks(subject: Run, reference: Run) -> dict[str, set[int]]:
     left, right = set(subject.ranks()), set(reference.ranks())
-    sides = (("subject", left - right), ("reference", right - left))
-    return [f"{_count('rank', lone)} only in the {side}: not compared" for side, lone in sides if lone]
+    return {side: lone for side, lone in (("subject", left - right), ("reference", right - left)) if lone}
 
 
-def _lone_steps(subject: Run, reference: Run, ranks: Iterable[int]) -> list[str]:
+def _lone_steps(subject: Run, reference: Run, ranks: Iterable[int]) -> dict[tuple[str, tuple[int, ...]], list[int]]:
+    """Steps of one side only, with the ranks that miss the same ones."""
     lone: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for rank in ranks:
         left, right = set(subject.steps(rank)), set(reference.steps(rank))
         for side, steps in (("subject", left - right), ("reference", right - left)):
             if steps:
                 lone.setdefault((side, tuple(sorted(steps))), []).append(rank)
-    return [f"{_count('step', steps)} of {_count('rank', on)} only in the {side}: not compared" for (side, steps), on in lone.items()]
+    return lone
 
 
 def _contents(run: Run) -> str:

@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ulpscope.model.bands import BandKey, Bands
+from ulpscope.model.coverage import PART_KINDS, Coverage, Gap, PartKind, joined_gaps
 from ulpscope.model.dtypes import DTYPES, DType, Kind, dtype
 from ulpscope.model.findings import Comparison, ComparisonVerdict, CondensedSteps, Finding, FindingLevel, Histogram
 from ulpscope.model.measurements import (
@@ -33,7 +34,17 @@ from ulpscope.model.records import (
 )
 from ulpscope.model.replays import CallReplay, OperandFormat, PairReplay, SlotReplay, SystemicPrecision
 from ulpscope.model.runs import FORMAT_VERSION, LedgerEntry, RunInfo
-from ulpscope.model.verdicts import ArgumentDifference, Contribution, JudgedCall, JudgedSlot, Side, Verdict, VerdictLevel
+from ulpscope.model.verdicts import (
+    Amplification,
+    ArgumentDifference,
+    Behind,
+    Contribution,
+    JudgedCall,
+    JudgedSlot,
+    Side,
+    Verdict,
+    VerdictLevel,
+)
 
 if TYPE_CHECKING:
     from ulpscope.model.nonfinite import NearMiss, NonFinite, NonFiniteCall, NonFiniteEvent, NonFiniteKind, NonFiniteReport
@@ -43,11 +54,14 @@ __all__ = [
     "FORMAT_VERSION",
     "INPUT_ROLES",
     "OUTPUT_ROLES",
+    "PART_KINDS",
     "ROLES",
+    "Amplification",
     "ArgumentDifference",
     "Arguments",
     "BandKey",
     "Bands",
+    "Behind",
     "CallName",
     "CallRecord",
     "CallReplay",
@@ -56,11 +70,13 @@ __all__ = [
     "ComparisonVerdict",
     "CondensedSteps",
     "Contribution",
+    "Coverage",
     "DType",
     "Finding",
     "FindingLevel",
     "FingerprintMeasurement",
     "Frame",
+    "Gap",
     "Histogram",
     "JudgedCall",
     "JudgedSlot",
@@ -81,6 +97,7 @@ __all__ = [
     "OperandFormat",
     "Pair",
     "PairReplay",
+    "PartKind",
     "Phase",
     "Renderer",
     "Role",
@@ -101,6 +118,7 @@ __all__ = [
     "Verdict",
     "VerdictLevel",
     "dtype",
+    "joined_gaps",
     "view_content",
 ]
 

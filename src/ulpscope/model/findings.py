@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import Any, Literal, Protocol, TypeAlias
 
+from ulpscope.model.coverage import Coverage, Gap
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import Frame, Phase
 from ulpscope.model.replays import SystemicPrecision
@@ -59,10 +60,19 @@ class CondensedSteps(Protocol):
     """Steps of a long comparison that no finding speaks about: counted, and told as rows only."""
 
     levels: Counter[str]
+    """Calls that both sides have, by verdict."""
+    lone: Counter[str]
+    """Calls that only the `subject` or the `reference` has."""
     contributions: Counter[str]
+    states: Counter[str]
+    """Calls by what their verdict and contribution come to (`report.counts.call_state`)."""
+    modules: Counter[tuple[str, str, str]]
+    """Calls by module, phase and state."""
     num_slots: int
     num_rows: int
     is_in_doubt: bool
+    gaps: list[Gap]
+    num_opaque: int
 
     @property
     def num_calls(self) -> int: ...
@@ -78,7 +88,8 @@ class CondensedSteps(Protocol):
 class Comparison:
     """The whole result. It holds no formatting; each renderer is a function of it.
 
-    `calls` are all calls or, of a long comparison, those of the steps that are not `condensed`.
+    `calls` are all calls or, of a long comparison, those of the steps that are not `condensed`. `coverage` says how much of what was
+    recorded is in them.
     """
 
     subject: RunInfo
@@ -91,17 +102,24 @@ class Comparison:
     condensed: CondensedSteps | None = None
     elapsed_s: float = 0.0
     precision: tuple[SystemicPrecision, ...] = ()
+    coverage: Coverage = field(default_factory=Coverage)
 
     @property
     def verdict(self) -> ComparisonVerdict:
-        """`unknown`: no fault, but bits are known to differ and nothing tells by how much."""
+        """`unknown`: no fault, but not everything that was recorded was compared, or bits differ and nothing tells by how much."""
         if any(finding.level == "fault" for finding in self.findings):
             return "diverges"
-        condensed = self.condensed
-        if any(slot.differs_by_unknown for call in self.calls for slot in call.slots) or (condensed and condensed.is_in_doubt):
+        if self.coverage.leaves_doubt or self.is_in_doubt:
             return "unknown"
+        condensed = self.condensed
         is_same = all(call.level == "same" for call in self.calls) and (condensed is None or set(condensed.levels) <= {"same"})
         return "same" if is_same else "rounding"
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether bits are known to differ somewhere, and nothing tells by how much."""
+        condensed = self.condensed
+        return bool(condensed and condensed.is_in_doubt) or any(slot.differs_by_unknown for call in self.calls for slot in call.slots)
 
     @property
     def faults(self) -> tuple[Finding, ...]:

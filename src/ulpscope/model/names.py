@@ -16,7 +16,6 @@ INPUT_ROLES: frozenset[Role] = frozenset({"input", "parameter", "buffer", "gradi
 OUTPUT_ROLES: frozenset[Role] = frozenset({"output", "mutated", "state"})
 
 _FREE_SIGNS = {"eigh": (1,), "qr": (0, 1), "svd": (0, 2)}
-_RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "poisson", "rrelu", "gumbel")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,12 +43,6 @@ class CallName:
         if parts and parts[0] == "aten" and len(parts) > 1:
             return parts[1]
         return parts[-1] if parts else self.op
-
-    @property
-    def sounds_random(self) -> bool:
-        """Whether the operation draws random numbers, as far as its name tells."""
-        name = self.short.lower()
-        return any(word in name for word in _RANDOM)
 
     @property
     def free_signs(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ __all__ = [
     "view_content",
 ]
 
-Phase: TypeAlias = Literal["start", "forward", "backward", "optimizer"]
+Phase: TypeAlias = Literal["start", "forward", "backward", "optimizer", "end"]
 Level: TypeAlias = Literal["api", "module", "op", "state"]
 
 
@@ -125,7 +125,8 @@ class CallRecord:
     inputs, each under the path of that input. Records of level `state` hold what is not a call: the parameters and buffers at step
     start (`state.parameters`), the batch (`state.batch`), the random generators (`state.rng`, in `arguments`) and an
     optimizer's step (`optimizer.AdamW`: hyper-parameters in `arguments`; slots gradient.<name> before the step, mutated.<name> the
-    parameters and state.<name>.<key> the optimizer's state after it). `recorded_as` is the name that another tool gave it.
+    parameters and state.<name>.<key> the optimizer's state after it). `state.end` tells what is otherwise than at the start of the step, at
+    its end: buffers, and the random generators in `arguments`. `recorded_as` is the name that another tool gave it.
     """
 
     rank: int
@@ -150,7 +151,7 @@ class CallRecord:
 
     def receives(self, slot: Slot) -> bool:
         """Whether the slot enters this call; what does not is made by it (or, at step start, simply given)."""
-        if self.phase == "start":
+        if self.phase in ("start", "end"):
             return False
         if self.phase == "optimizer":
             return slot.role in ("gradient", "input")

@@ -36,7 +36,7 @@ STATISTICS = ("min", "max", "mean", "rms", "zero", "nonfinite")
 `zero` and `nonfinite` are shares."""
 
 Granularity: TypeAlias = Literal["parameter", "layer", "group"]
-HealthVerdict: TypeAlias = Literal["same", "together", "diverges"]
+HealthVerdict: TypeAlias = Literal["same", "together", "unrelated", "diverges"]
 Signal: TypeAlias = Literal["presence", "finiteness", "setting", "repetition", "stillness", "norm", "signs", "loss", "replicas"]
 
 
@@ -181,7 +181,8 @@ class HealthComparison:
 
     `names` are the gradients in the order of the model and `numels` their sizes. `similarity` is the share of equal signs,
     float64 [steps, names]; `log_ratio` the natural logarithm of the norm of
-    the subject's gradient over the reference's, the same shape; NaN where a side lacks it.
+    the subject's gradient over the reference's, the same shape; NaN where a side lacks it. `chance` is the share of equal signs of
+    unrelated runs, whose gradients agree no better than by chance from the first step on.
     """
 
     subject: RunInfo
@@ -199,11 +200,14 @@ class HealthComparison:
     reference_scalars: dict[str, Any] = field(default_factory=dict)
     is_equal: bool = False
     alerts: tuple[Alert, ...] = ()
+    chance: float | None = None
 
     @property
     def verdict(self) -> HealthVerdict:
         if any(finding.level == "fault" for finding in self.findings):
             return "diverges"
+        if self.chance is not None:
+            return "unrelated"
         return "same" if self.is_equal else "together"
 
     @property

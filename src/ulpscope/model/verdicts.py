@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal, TypeAlias
 
 from ulpscope.model.measurements import FingerprintMeasurement, Measurement, SummaryMeasurement
@@ -10,11 +11,14 @@ from ulpscope.model.nouns import dataclass
 from ulpscope.model.pairs import Pair, SlotPair
 from ulpscope.model.replays import SlotReplay
 
-__all__ = ["ArgumentDifference", "Contribution", "JudgedCall", "JudgedSlot", "Side", "Verdict", "VerdictLevel"]
+__all__ = ["Amplification", "ArgumentDifference", "Behind", "Contribution", "JudgedCall", "JudgedSlot", "Side", "Verdict", "VerdictLevel"]
 
 Side: TypeAlias = Literal["subject", "reference"]
 VerdictLevel: TypeAlias = Literal["same", "rounding", "differs", "unmatched", "unmeasured"]
 Contribution: TypeAlias = Literal["clean", "contributed", "inherited", "amplified", "masked", "unmatched", "unknown"]
+Behind: TypeAlias = Literal["fork", "choice", "random", "unwritten"]
+"""What a value was made of that two honest runs need not share: a decision that fell the other way, a free choice, other random
+numbers, memory that nobody wrote to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class JudgedSlot:
-    """A slot with its verdict; `subject` and `reference` are what replay found out about each side by its own inputs."""
+    """A slot with its verdict; `subject` and `reference` are what replay found out about each side by its own inputs.
+
+    `behind` says why the two sides need not agree here, where they do not.
+    """
 
     pair: SlotPair
     measurement: Measurement
     verdict: Verdict
     subject: SlotReplay | None = None
     reference: SlotReplay | None = None
+    behind: Behind | None = None
 
     @property
     def differs_by_unknown(self) -> bool:
@@ -47,6 +55,30 @@ class JudgedSlot:
         found = self.measurement
         is_bitwise = isinstance(found, (FingerprintMeasurement, SummaryMeasurement)) and found.equal is False
         return is_bitwise and self.verdict.level == "unmeasured"
+
+
+@dataclass(frozen=True, slots=True)
+class Amplification:
+    """A difference that a call made larger: from `before` among what enters it to `after` in a result, both relative.
+
+    One that was not there, is not known or did not grow was not magnified, so that nothing can say it was.
+    """
+
+    before: float
+    after: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.before < self.after < inf:
+            raise ValueError(f"a difference of {self.before} that becomes {self.after} is not magnified")
+
+    @property
+    def factor(self) -> float:
+        return self.after / self.before
+
+    @classmethod
+    def of(cls, before: float, after: float | None) -> Amplification | None:
+        """The amplification, or None where there is none."""
+        return cls(before, after) if after is not None and 0 < before < after < inf else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ Lines go out as styled text, never as markup, and everything foreign is made vis
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ulpscope._shell import command_line
 from ulpscope.model import CallRecord, Comparison, Finding, Frame, LedgerEntry, Run, Slot, Summary, TensorRecord
 from ulpscope.report.counts import Counts, count_calls
+from ulpscope.report.coverage import answer_text, gaps_text
 from ulpscope.report.escaping import shortened
 
 __all__ = ["render_comparison", "render_details", "render_records", "render_run", "slot_label"]
@@ -28,6 +29,7 @@ _MOST_SLOTS = 12
 _LONGEST_LINE = 400
 _LONGEST_NAME = 80
 
+_VERDICT_WORDS = {"same": "same", "rounding": "nothing diverges", "unknown": "unknown", "diverges": "diverges"}
 _VERDICT_STYLES = {"same": "bold green", "rounding": "bold green", "unknown": "bold yellow", "diverges": "bold red"}
 
 
@@ -52,17 +54,13 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _verdict_line(comparison: Comparison, counts: Counts) -> str:
+    """The answer: what was not compared comes before everything else that is said of it."""
     sides = f"{comparison.subject_path} against {comparison.reference_path}"
-    compared = f"{_plural(counts.compared, 'call')} compared"
-    match comparison.verdict:
-        case "same":
-            return f"same: {sides}, {compared}, no difference"
-        case "rounding":
-            return f"nothing diverges: {sides}, {compared}, no difference beyond rounding"
-        case "unknown":
-            return f"unknown: {sides}, {compared}, no fault, but something differs bitwise by an unknown amount"
-        case "diverges":
-            return f"diverges: {sides}, {compared}, {_plural(len(comparison.faults), 'fault')}"
+    word = _VERDICT_WORDS[comparison.verdict]
+    gaps = gaps_text(comparison.coverage)
+    if gaps and comparison.verdict != "diverges":
+        word += f": {gaps}"
+    return f"{word}: {sides}, {answer_text(comparison, counts)}"
 
 
 def _render_finding(finding: Finding, console: Console) -> None:
@@ -109,7 +107,7 @@ def render_run(run: Run, console: Console, *, size_bytes: int) -> None:
     _print(console, f"{run.path}: {info.format} run, format {info.format_version}", "bold")
     facts = {
         "made by": ", ".join(filter(None, (info.tool, info.created))),
-        "command": shlex.join(info.command),
+        "command": command_line(*info.command),
         "versions": ", ".join(f"{name} {version}" for name, version in info.versions.items()),
         "devices": ", ".join(info.devices),
         "options": ", ".join(f"{name}={_argument(value)}" for name, value in info.options.items() if value is not None),

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ulpscope.model import Comparison
+from ulpscope.model import Comparison, JudgedCall
 from ulpscope.model.nouns import dataclass
 
-__all__ = ["Counts", "count_calls"]
+__all__ = ["Counts", "call_state", "count_calls", "count_states", "lone_side"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +35,43 @@ class Counts:
     only_reference: int
 
 
+def lone_side(call: JudgedCall) -> str | None:
+    """Return the only side that has this call; None where both have it."""
+    if call.pair.reference is None:
+        return "subject"
+    return "reference" if call.pair.subject is None else None
+
+
+def call_state(call: JudgedCall) -> str:
+    """Return what a call's verdict and its part in the error come to: the word that the page counts and colours by."""
+    if call.contribution == "contributed":
+        return "contributed"
+    if call.level == "differs" and call.contribution in ("amplified", "inherited", "masked"):
+        return call.contribution
+    return call.level
+
+
+def count_states(comparison: Comparison) -> Counter[str]:
+    """Count the calls by their state, condensed steps included."""
+    condensed = comparison.condensed
+    return Counter(map(call_state, comparison.calls)) + (condensed.states if condensed else Counter())
+
+
 def count_calls(comparison: Comparison) -> Counts:
+    """Count the calls by verdict and by contribution, condensed steps included."""
     condensed = comparison.condensed
     levels: Counter[str] = Counter(condensed.levels if condensed else ())
     contributions: Counter[str] = Counter(condensed.contributions if condensed else ())
+    lone: Counter[str] = Counter(condensed.lone if condensed else ())
     num_slots, num_calls = (condensed.num_slots, condensed.num_calls) if condensed else (0, 0)
-    only_subject = only_reference = 0
     for call in comparison.calls:
         num_slots += len(call.slots)
         contributions[call.contribution] += 1
-        if call.pair.reference is None:
-            only_subject += 1
-        elif call.pair.subject is None:
-            only_reference += 1
-        else:
+        side = lone_side(call)
+        if side is None:
             levels[call.level] += 1
+        else:
+            lone[side] += 1
     return Counts(
         calls=num_calls + len(comparison.calls),
         slots=num_slots,
@@ -63,6 +85,6 @@ def count_calls(comparison: Comparison) -> Counts:
         inherited=contributions["inherited"],
         amplified=contributions["amplified"],
         masked=contributions["masked"],
-        only_subject=only_subject,
-        only_reference=only_reference,
+        only_subject=lone["subject"],
+        only_reference=lone["reference"],
     )

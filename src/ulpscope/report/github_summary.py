@@ -13,6 +13,7 @@ from pathlib import Path
 from ulpscope.errors import InputError
 from ulpscope.model import Comparison, Finding
 from ulpscope.report.counts import count_calls
+from ulpscope.report.coverage import answer_text, gaps_text
 from ulpscope.report.escaping import encodable, shortened, visible
 
 __all__ = ["append_github_summary"]
@@ -20,7 +21,7 @@ __all__ = ["append_github_summary"]
 _VERDICTS = {
     "same": "✅ same: no difference",
     "rounding": "✅ nothing diverges",
-    "unknown": "⚠️ unknown: bits differ by an unknown amount",
+    "unknown": "⚠️ unknown",
     "diverges": "❌ diverges",
 }
 _COUNTED = ("compared", "same", "rounding", "differs", "inherited", "only_subject", "only_reference", "unmeasured")
@@ -38,10 +39,13 @@ def append_github_summary(comparison: Comparison, path: Path) -> None:
 
 
 def _markdown(comparison: Comparison) -> str:
+    gaps = gaps_text(comparison.coverage)
     lines = [
-        f"## ulpscope: {_VERDICTS[comparison.verdict]}",
+        f"## ulpscope: {_VERDICTS[comparison.verdict]}{_doubt(comparison)}",
         "",
-        f"{_span(comparison.subject_path)} against {_span(comparison.reference_path)}, rules {_span(comparison.rules)}",
+        *([_span(gaps), ""] if gaps else []),
+        f"{_span(comparison.subject_path)} against {_span(comparison.reference_path)}, rules {_span(comparison.rules)}: "
+        f"{answer_text(comparison, count_calls(comparison))}",
         "",
     ]
     told = [one for one in comparison.findings if one.level == "fault" or one.kind == "bitwise"]
@@ -51,6 +55,12 @@ def _markdown(comparison: Comparison) -> str:
     lines += [f"- note: {_span(one.headline)}" for one in notes[:_MOST_NOTES]]
     lines += ["", *_table(comparison), ""]
     return "\n".join(lines)
+
+
+def _doubt(comparison: Comparison) -> str:
+    if comparison.verdict != "unknown":
+        return ""
+    return ": not everything was compared" if comparison.coverage.leaves_doubt else ": bits differ by an unknown amount"
 
 
 def _finding_text(finding: Finding) -> str:

@@ -22,7 +22,13 @@ __all__ = ["draw_series", "render_health", "sparkline"]
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = " .:-=+*#@"
 _LONGEST_LINE = 400
-_STYLES = {"same": "bold green", "together": "bold green", "diverges": "bold red"}
+_STYLES = {"same": "bold green", "together": "bold green", "unrelated": "bold yellow", "diverges": "bold red"}
+_WORDS = {
+    "same": ("same", ", no difference"),
+    "together": ("nothing diverges", ", no difference beyond the noise of the runs"),
+    "unrelated": ("unrelated", ", not comparable: their gradients agree as by chance"),
+    "diverges": ("diverges", ""),
+}
 _MOST_ALERTS = 6
 
 
@@ -30,8 +36,7 @@ def render_health(comparison: HealthComparison, console: Console) -> None:
     """Verdict, findings, and the curves of the whole and of what left first."""
     sides = f"{comparison.subject_path} against {comparison.reference_path}"
     counts = f"{len(comparison.steps)} steps, {len(comparison.names)} gradients"
-    words = {"same": "same", "together": "nothing diverges", "diverges": "diverges"}[comparison.verdict]
-    rest = {"same": ", no difference", "together": ", no difference beyond the noise of the runs", "diverges": ""}[comparison.verdict]
+    words, rest = _WORDS[comparison.verdict]
     _print(console, f"{words}: {sides}, {counts}{rest}", _STYLES[comparison.verdict])
     for finding in comparison.findings:
         if finding.level == "fault":

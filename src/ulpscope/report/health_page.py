@@ -38,6 +38,7 @@ h2 { font-size: 16px; margin: 32px 0 8px }
 .fault { border-color: var(--fault) }
 .fault b, .diverges { color: var(--fault) }
 .together, .same { color: var(--good) }
+.unrelated { color: var(--soft) }
 ul { margin: 4px 0; padding-left: 20px }
 code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere }
 svg { width: 100%; height: auto; display: block }
@@ -48,6 +49,14 @@ svg text { fill: var(--soft); font: 11px system-ui, sans-serif }
 """
 
 
+_WORDS = {
+    "same": "the runs are equal",
+    "together": "the runs stay together",
+    "unrelated": "the runs are unrelated",
+    "diverges": "the runs part",
+}
+
+
 def write_health_page(comparison: HealthComparison, path: Path) -> None:
     """Write the page; what stood at `path` before is replaced only once the new one is whole."""
     with replacing(path) as temporary:
@@ -56,7 +65,7 @@ def write_health_page(comparison: HealthComparison, path: Path) -> None:
 
 def _page(comparison: HealthComparison) -> Iterable[str]:
     verdict = comparison.verdict
-    words = {"same": "the runs are equal", "together": "the runs stay together", "diverges": "the runs part"}[verdict]
+    words = _WORDS[verdict]
     yield f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{_text(words)}</title>\n<style>{_STYLE}</style>\n'
     yield f'<h1 class="{verdict}">{_text(words)}</h1>\n'
     sides = f"{comparison.subject_path} against {comparison.reference_path}"

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
+from ulpscope._shell import command_line
 from ulpscope.model import (
     Arguments,
     CallRecord,
@@ -43,6 +42,8 @@ from ulpscope.model import (
     Undefined,
     VerdictLevel,
 )
+from ulpscope.report.counts import count_calls, count_states
+from ulpscope.report.coverage import answer_text, gaps_text
 from ulpscope.report.replacing import replacing
 
 __all__ = ["page_data", "write_html"]
@@ -122,7 +123,9 @@ def page_data(comparison: Comparison) -> dict[str, Json]:
             for finding, row in zip(comparison.findings, rows_of_findings, strict=True)
         ],
         "codes": {name: list(codes) for name, codes in _CODES.items()},
-        "counts": Counter(levels) + (condensed.levels if condensed else Counter()),
+        "counts": count_states(comparison),
+        "answer": answer_text(comparison, count_calls(comparison)),
+        "not_compared": _short(gaps_text(comparison.coverage), 10 * TEXT_LIMIT),
         "num_left_out": len(levels) - len(kept) + (condensed.num_calls if condensed else 0),
         "rows": _rows(calls, texts, stacks, signatures),
         "details": _details(calls, [position[row] for row in rows_of_findings if row is not None], texts),
@@ -347,7 +350,7 @@ def _facts(info: RunInfo) -> list[tuple[str, str]]:
         ("format", f"{info.format} {info.format_version}"),
         ("recorded by", info.tool),
         ("created", info.created),
-        ("command", shlex.join(info.command)),
+        ("command", command_line(*info.command)),
         ("devices", ", ".join(info.devices)),
         ("world size", str(info.world_size)),
         ("seed", "" if info.seed is None else str(info.seed)),

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from ulpscope.model import CallRecord, Comparison, Finding, Frame, Run, RunInfo, TensorRecord
 from ulpscope.report.counts import count_calls
+from ulpscope.report.coverage import coverage_data
 from ulpscope.report.json_pairs import PairLines
 from ulpscope.report.json_text import text
 from ulpscope.report.replacing import replacing
@@ -52,6 +53,7 @@ def dump_comparison(comparison: Comparison, stream: TextIO, *, table: dict[str, 
         "elapsed_s": comparison.elapsed_s,
         "findings": [_finding(finding) for finding in comparison.findings],
         "counts": asdict(count_calls(comparison)),
+        "coverage": coverage_data(comparison.coverage),
         "columns": [column.name for column in COLUMNS],
         "subject": _run_info(comparison.subject, comparison.subject_path),
         "reference": _run_info(comparison.reference, comparison.reference_path),

@@ -31,5 +31,9 @@ def check_writable(path: Path) -> None:
     """Refuse a path that no file can be written to, in words."""
     if path.is_dir():
         raise InputError(f"cannot write '{path}': it is a folder; give the name of a file")
+    if path.exists() and not path.is_file():
+        raise InputError(
+            f"cannot write '{path}': it is a device or a pipe, which a report would take the place of; give the name of a file"
+        )
     if not path.parent.is_dir():
         raise InputError(f"cannot write '{path}': the folder '{path.parent}' does not exist; create it first")

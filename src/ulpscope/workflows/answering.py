@@ -54,6 +54,7 @@ class Question:
     replay_limit: float = 600.0
     repeat: Path | None = None
     baseline: Path | None = None
+    partial: bool = False
 
 
 def answer(
@@ -108,6 +109,7 @@ def _compare(question: Question, guess: Guess | None, lines: PairLines | None, p
     words: dict[str, Any] = {"rules": question.rules, "mapping": question.mapping, "progress": progress}
     words |= {"replay": question.replay, "replay_seconds": question.replay_limit}
     words |= {"repeat": question.repeat} if question.repeat is not None else {}
+    words |= {"partial": True} if question.partial else {}
     words |= {"judged": lines.judged} if lines is not None else {}
     if question.baseline is None:
         assert question.reference is not None

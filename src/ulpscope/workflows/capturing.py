@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ulpscope._optional import require
 from ulpscope.errors import InputError
 from ulpscope.model import NonFinite, Sink
+from ulpscope.report.escaping import visible
 from ulpscope.store import DirectorySink, create_run
 from ulpscope.workflows.surroundings import describe_run, launch_name, listed, rank_and_world_size, warn_user
 
@@ -147,7 +148,7 @@ class Capture:
         self._path = create_run(self._into, describe_run(world_size, self._options, seed=self._seed), launch=launch_name(world_size))
         sink = DirectorySink(self._path, rank, max_bytes=self._max_bytes)
         if self._path != self._into and rank == 0:
-            print(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'", file=sys.stderr)
+            print(visible(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'"), file=sys.stderr)
         return sink
 
     def _new_session(self, sink: Sink, rank: int, world_size: int) -> CaptureSession | WatchSession:
@@ -227,7 +228,7 @@ class Capture:
             return
         self._has_told_size = True
         size = sum(file.stat().st_size for file in self._path.glob(f"rank*/step{step:05d}/*"))
-        print(f"ulpscope: step {step} takes {size / 1e6:.1f} MB in '{self._path}'", file=sys.stderr)
+        print(visible(f"ulpscope: step {step} takes {size / 1e6:.1f} MB in '{self._path}'"), file=sys.stderr)
 
 
 def _choose(what: str, value: str, choices: tuple[str, ...]) -> None:

@@ -36,6 +36,7 @@ def compare_runs(
     replay: ReplayMode = "needed",
     replay_seconds: float = 600.0,
     repeat: Run | str | Path | None = None,
+    partial: bool = False,
     progress: Callable[[int, int], None] | None = None,
     judged: Callable[[JudgedCall], None] | None = None,
     guess: Guess | None = None,
@@ -49,7 +50,8 @@ def compare_runs(
     `mapping` is a file of rules for renamed modules and calls; `progress` is told how much of the whole is done. `replay` says which
     calls are run again in a higher precision on their own inputs: what differs until the cause is found (`needed`), everything that
     differs (`all`) or nothing (`none`), for `replay_seconds` at most. `repeat` is the reference recorded once more: what differs as much
-    between those two is not deterministic, and no fault. `judged` is told of each call as it gets its verdict; what it contributed is known
+    between those two is not deterministic, and no fault. `partial` lets the verdict speak of what
+    could be compared, whatever else was recorded. `judged` is told of each call as it gets its verdict; what it contributed is known
     only at the end. `guess` is what was begun of these two runs beforehand; whoever gives it closes it.
     """
     started = time.perf_counter()
@@ -68,7 +70,7 @@ def compare_runs(
         bands = None if repeat is None else measured_bands(theirs, _opened(repeat), rules, ahead)
         replaying = Replaying(ours, theirs, replay if rules == "derived" else "none", replay_seconds)
         told = (progress or _silent, judged or _unheard)
-        comparison = judge_runs(steps, ours, theirs, overlap, rules, *told, replaying, bands)
+        comparison = judge_runs(steps, ours, theirs, overlap, rules, *told, replaying, bands, is_partial=partial)
     return replace(comparison, elapsed_s=time.perf_counter() - started)
 
 

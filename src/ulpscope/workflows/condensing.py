@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 
 from ulpscope.explain.contributions import with_contributions
-from ulpscope.model import JudgedCall, PairReplay
+from ulpscope.explain.gaps import count_opaque, gaps_of
+from ulpscope.model import Gap, JudgedCall, PairReplay
 from ulpscope.model.nouns import dataclass
+from ulpscope.report.counts import call_state, lone_side
 from ulpscope.report.rows import COLUMNS, call_rows
 
 __all__ = ["Condensed", "kept_calls"]
@@ -32,10 +34,15 @@ class Condensed:
 
     def __init__(self) -> None:
         self.levels: Counter[str] = Counter()
+        self.lone: Counter[str] = Counter()
+        self.states: Counter[str] = Counter()
+        self.modules: Counter[tuple[str, str, str]] = Counter()
         self.contributions: Counter[str] = Counter()
         self.num_slots = 0
         self.num_rows = 0
         self.is_in_doubt = False
+        self.gaps: list[Gap] = []
+        self.num_opaque = 0
         self._differing: Counter[tuple[str, str]] = Counter()
         self._examples: dict[tuple[str, str], JudgedCall] = {}
         self._places: dict[int, tuple[int, int]] = {}
@@ -46,22 +53,37 @@ class Condensed:
 
     @property
     def num_calls(self) -> int:
-        return self.levels.total()
+        return self.levels.total() + self.lone.total()
 
     @property
     def steps(self) -> tuple[int, ...]:
         return tuple(sorted(self._places))
 
-    def add(self, step: int, calls: Iterable[JudgedCall]) -> None:
-        rows = [row for call in calls for row in self._counted(call)]
+    def add(self, step: int, calls: Sequence[JudgedCall]) -> None:
+        rows = [row for call in self._settled(calls) for row in self._counted(call)]
         body = msgspec.msgpack.encode(rows)
         self._places[step] = (self._file.seek(0, 2), len(body))
         self._file.write(body)
         self.num_rows += len(rows)
 
+    def _settled(self, calls: Sequence[JudgedCall]) -> Iterator[JudgedCall]:
+        """The calls of all ranks with their contributions, one rank after another; what they leave uncompared is remembered."""
+        for rank in sorted({call.pair.record.rank for call in calls}):
+            own = with_contributions([call for call in calls if call.pair.record.rank == rank])
+            self.gaps += gaps_of(own)
+            self.num_opaque += count_opaque(own)
+            yield from own
+
     def _counted(self, call: JudgedCall) -> Iterator[tuple[Any, ...]]:
-        self.levels[call.level] += 1
+        side, record = lone_side(call), call.pair.record
+        if side is None:
+            self.levels[call.level] += 1
+        else:
+            self.lone[side] += 1
+        state = call_state(call)
+        self.states[state] += 1
         self.contributions[call.contribution] += 1
+        self.modules[(record.module, record.phase, state)] += 1
         self.num_slots += len(call.slots)
         self.is_in_doubt = self.is_in_doubt or any(slot.differs_by_unknown for slot in call.slots)
         if _is_divergence(call):
@@ -116,7 +138,7 @@ def kept_calls(
             if num_kept > kept and _is_done_with(steps, settled_at):
                 condensed = condensed or Condensed()
                 before = steps.pop(-2)
-                condensed.add(before.number, _with_contributions(before.calls))
+                condensed.add(before.number, before.calls)
                 num_kept -= len(before.calls)
             steps.append(_Step(number))
         steps[-1].add(call, replay)
@@ -135,12 +157,6 @@ def _is_done_with(steps: Sequence[_Step], settled_at: int | None) -> bool:
     return is_consequence or (before.is_plain and last.is_plain)
 
 
-def _with_contributions(calls: Sequence[JudgedCall]) -> Iterator[JudgedCall]:
-    ranks = sorted({call.pair.record.rank for call in calls})
-    for rank in ranks:
-        yield from with_contributions([call for call in calls if call.pair.record.rank == rank])
-
-
 def _is_plain(call: JudgedCall) -> bool:
     """Whether no explanation and no remark could speak of it."""
     if call.differences or call.pair.subject is None or call.pair.reference is None:
@@ -149,4 +165,4 @@ def _is_plain(call: JudgedCall) -> bool:
 
 
 def _is_divergence(call: JudgedCall) -> bool:
-    return call.pair.record.phase != "start" and call.level == "differs"
+    return call.pair.record.phase not in ("start", "end") and call.level == "differs"

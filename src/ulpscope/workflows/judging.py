@@ -6,12 +6,13 @@ What stays are the judged calls, or in a long comparison those that a finding ma
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ulpscope.errors import NothingComparableError
-from ulpscope.explain import Coverage, explain
+from ulpscope.explain import UNBLAMED, Circumstances, count_opaque, explain, gaps_of
 from ulpscope.judge import Trail, bands_of, foresee_call, judge_call, likely_format, operand_format
 from ulpscope.match import Overlap, match_steps
 from ulpscope.measure import histograms
@@ -19,8 +20,11 @@ from ulpscope.model import (
     Bands,
     CallRecord,
     Comparison,
+    CondensedSteps,
+    Coverage,
     DType,
     Finding,
+    Gap,
     Histogram,
     JudgedCall,
     OperandFormat,
@@ -28,6 +32,7 @@ from ulpscope.model import (
     Run,
     SlotPair,
     SystemicPrecision,
+    joined_gaps,
 )
 from ulpscope.workflows.ahead import Ahead
 from ulpscope.workflows.condensing import kept_calls
@@ -50,6 +55,8 @@ def judge_runs(
     told: Callable[[JudgedCall], None],
     replaying: Replaying,
     bands: Bands | None,
+    *,
+    is_partial: bool = False,
 ) -> Comparison:
     """The comparison of two runs from their measured steps."""
     latest: list[PairReplay | None] = []
@@ -61,8 +68,16 @@ def judge_runs(
         precision = (SystemicPrecision(family="matrix product", operands=_FORMAT_NAMES[likely_format(judged, operands).name]),)
         judged = _judge_again(judged, replays, rules, operands, bands)
     later = condensed.later if condensed else ()
-    coverage = replace(_coverage(subject, reference, overlap), precision=precision, replay=replaying.notes, bands=bands, later=later)
-    calls, findings = explain(judged, subject.info, reference.info, coverage, subject_path=str(subject.path))
+    coverage = replace(_coverage(judged, condensed, subject, reference, overlap), is_partial=is_partial)
+    known = replace(
+        _circumstances(subject, reference, overlap),
+        precision=precision,
+        replay=replaying.notes,
+        bands=bands,
+        later=later,
+        gaps=coverage.gaps,
+    )
+    calls, findings = explain(judged, subject.info, reference.info, known, subject_path=str(subject.path))
     return Comparison(
         subject=subject.info,
         reference=reference.info,
@@ -73,7 +88,15 @@ def judge_runs(
         calls=calls,
         condensed=condensed,
         precision=precision,
+        coverage=_beside(findings, coverage),
     )
+
+
+def _beside(findings: Sequence[Finding], coverage: Coverage) -> Coverage:
+    """Beside a fault, what differs is its consequence and no gap."""
+    if all(finding.level != "fault" for finding in findings):
+        return coverage
+    return replace(coverage, gaps=tuple(gap for gap in coverage.gaps if gap.why != UNBLAMED))
 
 
 def _telling(told: Callable[[JudgedCall], None], calls: Iterable[JudgedCall]) -> Iterator[JudgedCall]:
@@ -121,7 +144,7 @@ def _judge_steps(
 
 
 def _is_divergence(call: JudgedCall) -> bool:
-    return call.pair.record.phase != "start" and any(slot.verdict.level == "differs" for slot in call.slots)
+    return call.pair.record.phase not in ("start", "end") and any(slot.verdict.level == "differs" for slot in call.slots)
 
 
 def _judge_again(
@@ -156,19 +179,61 @@ def _calls_text(records: Sequence[CallRecord]) -> str:
     return f"{len(records)} of level {levels} such as {records[0].name}"
 
 
-def _coverage(subject: Run, reference: Run, overlap: Overlap) -> Coverage:
-    sides = (("subject", subject), ("reference", reference))
+def _circumstances(subject: Run, reference: Run, overlap: Overlap) -> Circumstances:
     ranks = sorted({rank for rank, _ in overlap.common})
-    return Coverage(
+    return Circumstances(
         notes=overlap.notes,
-        incomplete=tuple(
-            f"step {step} of rank {rank} of the {side}"
-            for side, run in sides
-            for rank, step in overlap.common
-            if not run.is_complete(rank, step)
-        ),
-        ledgers={side: tuple(entry for rank in ranks for entry in run.ledger(rank)) for side, run in sides},
+        incomplete=tuple(f"step {step} of rank {rank} of the {side}" for side, rank, step in _cut_short(subject, reference, overlap)),
+        ledgers={side: tuple(entry for rank in ranks for entry in run.ledger(rank)) for side, run in _sides(subject, reference)},
     )
+
+
+def _sides(subject: Run, reference: Run) -> tuple[tuple[str, Run], tuple[str, Run]]:
+    return ("subject", subject), ("reference", reference)
+
+
+def _cut_short(subject: Run, reference: Run, overlap: Overlap) -> Iterator[tuple[str, int, int]]:
+    """Side, rank and step of what was never closed by its writer, among the steps that both sides have."""
+    for side, run in _sides(subject, reference):
+        for rank, step in overlap.common:
+            if not run.is_complete(rank, step):
+                yield side, rank, step
+
+
+def _coverage(judged: Sequence[JudgedCall], condensed: CondensedSteps | None, subject: Run, reference: Run, overlap: Overlap) -> Coverage:
+    """What was compared of all that the two runs recorded."""
+    parts: defaultdict[tuple[int, int], list[JudgedCall]] = defaultdict(list)
+    for call in judged:
+        parts[call.pair.record.step, call.pair.record.rank].append(call)
+    gaps = [*overlap.gaps, *_step_gaps(subject, reference, overlap), *_file_gaps(subject, reference, overlap)]
+    gaps += [gap for part in sorted(parts) for gap in gaps_of(parts[part])]
+    is_one_call_at_a_time = any(run.info.options.get("level") in ("api", "op") for run in (subject, reference))
+    num_opaque = sum(map(count_opaque, parts.values())) + (condensed.num_opaque if condensed else 0)
+    slots = sum(len(call.slots) for call in judged) + (condensed.num_slots if condensed else 0)
+    return Coverage(
+        gaps=joined_gaps([*gaps, *(condensed.gaps if condensed else ())]),
+        totals={**overlap.totals, "call": len(judged) + (condensed.num_calls if condensed else 0), "slot": slots},
+        num_opaque=num_opaque if is_one_call_at_a_time else 0,
+    )
+
+
+def _step_gaps(subject: Run, reference: Run, overlap: Overlap) -> list[Gap]:
+    """A step that was cut short holds less than what was done in it, on one side or on both."""
+    first = {step: (side, rank) for side, rank, step in reversed(list(_cut_short(subject, reference, overlap)))}
+    return [
+        Gap(kind="step", why=f"cut short in the {side}", places=(f"step {step} of rank {rank}",))
+        for step, (side, rank) in sorted(first.items())
+    ]
+
+
+def _file_gaps(subject: Run, reference: Run, overlap: Overlap) -> Iterator[Gap]:
+    """Parts of a dump that are there and could not be read."""
+    for side, run in _sides(subject, reference):
+        for rank in sorted({rank for rank, _ in overlap.common}):
+            for entry in run.ledger(rank):
+                if entry.what.startswith("reading "):
+                    place = entry.what.removeprefix("reading ")
+                    yield Gap(kind="file", why=f"could not be read in the {side}: {entry.why}", many=entry.count, places=(place,))
 
 
 def _with_histograms(finding: Finding, calls: Sequence[JudgedCall], subject: Run, reference: Run) -> Finding:

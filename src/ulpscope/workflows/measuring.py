@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from ulpscope.match import Mapping, match_calls
+from ulpscope.match import Mapping, match_calls, with_makers_first
 from ulpscope.measure import measure_slot, measure_sums, with_shape
 from ulpscope.model import CallRecord, Frame, Measurement, Pair, Run, SlotPair, TensorMeasurement, TensorRecord
 from ulpscope.numerics.guessing import Guess
@@ -72,7 +72,7 @@ class MeasuredStep:
         self.rank = rank
         self.step = step
         ours, theirs = (_sharing_stacks(run.records(rank, step), stacks) for run in (subject, reference))
-        self.pairs = match_calls(ours, theirs, mapping)
+        self.pairs = with_makers_first(match_calls(ours, theirs, mapping))
         self._read_subject = lambda content: subject.tensor(rank, step, content)
         self._read_reference = lambda content: reference.tensor(rank, step, content)
         self._known: dict[Hashable, tuple[tuple[int, ...], Measurement | Task[Measurement] | _Sums]] = {}

@@ -8,12 +8,12 @@ tells by how much. The patterns name calls of both sides, so one file serves bot
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.model import (
     DTYPES,
     CallRecord,
@@ -90,17 +90,26 @@ class Refinement:
         words = ["ulpscope", "run"]
         if info.world_size > 1:
             words = ["torchrun", "--nproc-per-node", str(info.world_size), "-m", *words]
-        words += ["--into", f"{path}-closer", "--keep", "tensors", "--steps", str(self.step)]
+        words += ["--into", _closer(path), "--keep", "tensors", "--steps", str(self.step)]
         words += ["--level", level] if (level := info.options.get("level")) in ("module", "both", "op") else []
         words += ["--ranks", str(self.rank)] if info.world_size > 1 else []
         words += ["--seed", str(info.seed)] if info.seed is not None else []
         words += ["--deterministic"] if self._is_deterministic() else []
         words += ["--select", f"@{file}"]
-        return shlex.join([*words, *(info.command if info.format == "ulpscope" and info.command else ["SCRIPT"])])
+        return command_line(*words, *(info.command if info.format == "ulpscope" and info.command else ["SCRIPT"]))
+
+    def comparing_command(self) -> str:
+        """What compares the two new recordings."""
+        compared = self.comparison
+        return command_line("ulpscope", "compare", _closer(compared.subject_path), _closer(compared.reference_path))
 
     def _is_deterministic(self) -> bool:
         modes = [call.pair.record.modes for call in self.comparison.calls if call.pair.record.phase == "forward"]
         return bool(modes) and all(mode is not None and mode.deterministic for mode in modes)
+
+
+def _closer(path: str) -> str:
+    return as_path(f"{path.rstrip('/')}-closer")
 
 
 def refine_runs(

@@ -14,10 +14,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from importlib.util import find_spec
-from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ulpscope.judge import argument_differences, is_beyond_doubt, multiple_of, product_family, replay_limits
+from ulpscope.judge import argument_differences, is_beyond_doubt, multiple_of, product_family, replay_limits, with_own_limits
 from ulpscope.model import (
     DTYPES,
     Arguments,
@@ -48,6 +47,8 @@ __all__ = ["ReplayMode", "Replaying"]
 
 ReplayMode: TypeAlias = Literal["needed", "all", "none"]
 _SAMPLE = 8
+_FAMILIES = ("matrix product", "convolution")
+_INSIDE = "matrix product"
 _ALIKE: dict[OperandFormat | None, OperandFormat] = {"float16": "tf32", "tf32": "float16"}
 """Formats of the same precision: only values at the end of a range tell them apart."""
 _FORMATS: dict[OperandFormat, DType] = {"float16": DTYPES["float16"], "tf32": DTYPES["float16"], "bfloat16": DTYPES["bfloat16"]}
@@ -59,11 +60,22 @@ class _Side:
 
     run: Run
     operands: dict[str, OperandFormat | None] = field(default_factory=dict)
+    explained: dict[tuple[str, OperandFormat], list[str]] = field(default_factory=dict)
+    num_products: Counter[str] = field(default_factory=Counter)
     forward: dict[Hashable, CallRecord] = field(default_factory=dict)
     backward: dict[Hashable, list[CallRecord]] = field(default_factory=dict)
     parameters: list[CallRecord] = field(default_factory=list)
     stepped: dict[str, CallRecord] = field(default_factory=dict)
     doubted: frozenset[Slot] | None = None
+
+    @property
+    def formats(self) -> list[OperandFormat]:
+        """The formats of operands that were recognised here, in a family or in a call."""
+        return list(dict.fromkeys([*(one for one in self.operands.values() if one), *(one for _, one in self.explained)]))
+
+    def explain(self, record: CallRecord, operands: OperandFormat) -> None:
+        """Remember that one call alone was found to round its operands so; a call whose name tells nothing multiplies matrices inside."""
+        self.explained.setdefault((product_family(record) or _INSIDE, operands), []).append(f"{record.name} {record.phase}")
 
     def reader(self, record: CallRecord) -> Callable[[str], TensorData]:
         return lambda content: self.run.tensor(record.rank, record.step, content)
@@ -79,6 +91,8 @@ class _Side:
         return before if before is not None and before.step == record.step - 1 else None
 
     def pass_by(self, record: CallRecord) -> None:
+        if record.phase in ("forward", "backward") and (family := product_family(record)):
+            self.num_products[family] += 1
         if record.phase == "forward":
             self.forward[_key(record)] = record
         elif record.phase == "backward":
@@ -118,11 +132,18 @@ class Replaying:
             for family, operands in side.operands.items()
             if operands is not None
         }
-        return tuple(found.values())
+        alone = [
+            SystemicPrecision(family=family, operands=one, side=name, calls=tuple(calls), num_family=side.num_products[family])
+            for name, ranks in sides
+            for side in ranks.values()
+            for (family, one), calls in side.explained.items()
+            if (name, family) not in found
+        ]
+        return (*found.values(), *alone)
 
     def coarsest_operands(self, rank: int) -> DType | None:
         sides = (side for side in (self._subjects.get(rank), self._references.get(rank)) if side is not None)
-        found = [_FORMATS[one] for side in sides for one in side.operands.values() if one is not None]
+        found = [_FORMATS[one] for side in sides for one in side.formats]
         return max(found, key=lambda one: one.eps, default=None)
 
     @property
@@ -205,16 +226,41 @@ class Replaying:
 
     def _replay_side(self, record: CallRecord, side: _Side) -> CallReplay:
         family = product_family(record)
-        if family is None:
-            return _replay(record, side, None)
-        replayed = _replay(record, side, side.operands.get(family))
-        if family not in side.operands and _is_beyond(replayed):
-            side.operands[family] = self._recognise(family, side)
-            replayed = _replay(record, side, side.operands[family]) if side.operands[family] else replayed
-        operands = side.operands.get(family)
-        if operands in _ALIKE and _is_beyond(replayed):
-            replayed = _better(replayed, _replay(record, side, _ALIKE[operands]))
+        operands = side.operands.get(family) if family else None
+        replayed = _replay(record, side, operands)
+        if family and family not in side.operands and _is_beyond(replayed):
+            operands = side.operands[family] = self._recognise(family, side)
+            replayed = _replay(record, side, operands) if operands else replayed
+        return self._explained(record, side, replayed) if _is_beyond(replayed) and replayed.has_products else replayed
+
+    def _explained(self, record: CallRecord, side: _Side, replayed: CallReplay) -> CallReplay:
+        """A call with products that errs, as one that rounds their operands where that is what it did; else as it was replayed.
+
+        Machines choose kernels by size and kind, so one product may round its operands where others do not, and so may what a call of any
+        name multiplies inside. Its operands predict what it gives then, digit by digit. What a kernel rounds on the way is not known from
+        outside, only how large such rounding is: that counts where the format was recognised before.
+        """
+        for operands, loosely in self._ways(record, side, replayed.operands):
+            attempt = _replay(record, side, operands, loosely=loosely)
+            if attempt.slots and not _is_beyond(attempt):
+                side.explain(record, operands)
+                return attempt
         return replayed
+
+    def _ways(self, record: CallRecord, side: _Side, tried: OperandFormat | None) -> Iterator[tuple[OperandFormat, bool]]:
+        """Formats, and whether only the size of their rounding is asked for: first what this side was found to do before."""
+        known = side.formats
+        yield from ((one, False) for one in known if one != tried)
+        yield from ((one, True) for one in known)
+        yield from ((one, False) for one in _FORMATS if one != tried and one not in known)
+        if not known:
+            self._recognise_others(product_family(record), side)
+            yield from ((one, True) for one in side.formats)
+
+    def _recognise_others(self, family: str | None, side: _Side) -> None:
+        for other in _FAMILIES:
+            if other != family and other not in side.operands:
+                side.operands[other] = self._recognise(other, side)
 
     def _recognise(self, family: str, side: _Side) -> OperandFormat | None:
         """The format that a family's operands are rounded to on one side; small gradients tell two of the same precision apart."""
@@ -237,7 +283,7 @@ class Replaying:
             return None
         if called.subject.call.op != called.reference.call.op:
             return CallReplay(why_not="another operation")
-        arguments = called.reference.arguments
+        arguments = with_own_limits(called.subject, called.reference)
         return _attempt(lambda: _exchange(pair.record, arguments, sides[0]))
 
 
@@ -276,20 +322,22 @@ def _attempt(replay: Callable[[], CallReplay]) -> CallReplay:
         return CallReplay(why_not=str(error) or type(error).__name__)
 
 
-def _replay(record: CallRecord, side: _Side, operands: OperandFormat | None) -> CallReplay:
+def _replay(record: CallRecord, side: _Side, operands: OperandFormat | None, *, loosely: bool = False) -> CallReplay:
     def replay() -> CallReplay:
         from ulpscope.replay import Yardstick, has_free_signs, is_random, with_signs_of
 
         recorded = _results(record, side)
         slots: list[SlotReplay] = []
+        has_products = False
         for program in _programs(record, side):
             if is_random(program):
                 return CallReplay(is_random=True, why_not="it draws random numbers")
-            yardstick = Yardstick(program, operands=operands)
+            yardstick = Yardstick(program, operands=operands, loosely=loosely)
             if has_free_signs(record.call):
                 recorded = with_signs_of(record.call, recorded, yardstick.exact())
             slots += yardstick.measure(recorded, enough=replay_limits)
-        return CallReplay(slots=tuple(slots), operands=operands)
+            has_products |= yardstick.has_products
+        return CallReplay(slots=tuple(slots), operands=operands, has_products=has_products)
 
     return _attempt(replay)
 
@@ -304,10 +352,6 @@ def _exchange(record: CallRecord, arguments: Arguments | None, side: _Side) -> C
 
 def _is_beyond(replay: CallReplay) -> bool:
     return any(multiple_of(slot) > 1 for slot in replay.slots)
-
-
-def _better(one: CallReplay, other: CallReplay) -> CallReplay:
-    return min((one, other), key=lambda replay: max((multiple_of(slot) for slot in replay.slots), default=inf))
 
 
 def _told(record: CallRecord, side: _Side) -> tuple[Program, Mapping[Slot, torch.Tensor]] | str:

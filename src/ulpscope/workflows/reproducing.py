@@ -24,6 +24,7 @@ from ulpscope.errors import InputError, UlpscopeError
 from ulpscope.judge import multiple_of, replay_limits
 from ulpscope.model import CallRecord, Comparison, Finding, JudgedCall, OperandFormat, Run, Slot, SlotReplay, SystemicPrecision, TensorData
 from ulpscope.replay import NotReplayable, Program, Yardstick, backward_program, forward_program, is_random, recorded_results
+from ulpscope.replay.arguments import data_of
 from ulpscope.replay.formulas import formula_of
 from ulpscope.report.replacing import replacing
 from ulpscope.report.repro import ReproCall, ReproYardstick, file_stem, readme_text, script_text
@@ -105,7 +106,7 @@ class _Case:
         kept = {slot: value.index_select(dims[slot], at) for slot, value in self.recorded.items() if slot in dims}
         call, record = _cut(self.call, inputs), _cut(self.record, inputs)
         contents = {str(slot): value for slot, value in inputs.items()}
-        program = _program(call, record, lambda content: _data(contents[content]))
+        program = _program(call, record, lambda content: data_of(contents[content]))
         return replace(self, call=call, record=record, program=program, recorded=kept)
 
     @cached_property
@@ -140,11 +141,6 @@ def _cut(record: CallRecord, inputs: Tensors) -> CallRecord:
             one = replace(one, shape=tuple(like.shape))
         slots.append(one)
     return replace(record, slots=tuple(slots))
-
-
-def _data(value: torch.Tensor) -> TensorData:
-    raw = value.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return TensorData(str(value.dtype).removeprefix("torch."), tuple(value.shape), raw)
 
 
 def _write(finding: Finding, call: JudgedCall, runs: tuple[Run, Run | None], folder: Path, precision: Sequence[SystemicPrecision]) -> Path:

@@ -10,13 +10,25 @@ import sys
 import traceback
 import types
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ulpscope._optional import require
 from ulpscope.errors import InputError
 
-__all__ = ["make_comparable", "run_script"]
+__all__ = ["check_destination", "make_comparable", "run_script"]
+
+
+def check_destination(into: str) -> None:
+    """Refuse a folder that no run can be written to, before a training that would go unrecorded begins."""
+    folder = Path(into).absolute()
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    advice = "give another folder with --into DIR"
+    if not there.is_dir():
+        raise InputError(f"nothing can be recorded into '{into}': '{there}' is a file and not a folder; {advice}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"nothing can be recorded into '{into}': '{there}' cannot be written to; {advice}")
 
 
 def make_comparable(seed: int | None, *, deterministic: bool) -> None:
@@ -28,7 +40,11 @@ def make_comparable(seed: int | None, *, deterministic: bool) -> None:
         torch.manual_seed(seed)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")
+        # torch.use_deterministic_algorithms would tell the compiler too, by importing it, and triton with it.
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+        if "torch._inductor.config" in sys.modules:
+            sys.modules["torch._inductor.config"].deterministic = True  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
 
 
@@ -38,6 +54,8 @@ def run_script(target: str, arguments: list[str], capture: AbstractContextManage
     sys.argv = [target, *arguments]
     # A module is looked up in the working folder, a script's imports beside the script, as Python does it.
     sys.path[0] = str(Path.cwd()) if is_module else str(Path(target).resolve().parent)
+    if is_module:
+        _check_module(target)
     main = sys.modules["__main__"]
     try:
         with capture:
@@ -53,6 +71,16 @@ def run_script(target: str, arguments: list[str], capture: AbstractContextManage
     finally:
         sys.modules["__main__"] = main
     return 0
+
+
+def _check_module(name: str) -> None:
+    """Refuse a name under which no module can be; nothing is imported for it, since a package is imported under capture."""
+    try:
+        is_there = not name.endswith(".py") and find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        is_there = False
+    if not is_there:
+        raise InputError(f"there is no module '{name}' here; give a name as 'python -m' takes it, or the path of a script without -m")
 
 
 def _compiled(script: str) -> types.CodeType:

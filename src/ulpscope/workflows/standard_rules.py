@@ -127,10 +127,9 @@ def _name(value: torch.Tensor) -> str:
 
 
 def _data(value: torch.Tensor) -> TensorData:
-    import torch
+    from ulpscope.replay.arguments import data_of
 
-    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return TensorData(_name(plain), tuple(plain.shape), plain.reshape(-1).view(torch.uint8).numpy())
+    return data_of(value.detach().cpu().resolve_conj().resolve_neg())
 
 
 STANDARD_RULES: dict[str, Callable[[Judged], Iterator[CheckedSlot]]] = {

@@ -21,10 +21,11 @@ from ulpscope._optional import require
 from ulpscope.errors import InputError
 from ulpscope.explain.health import explain_health
 from ulpscope.judge.alerts import Vigil
-from ulpscope.judge.series import find_departures
+from ulpscope.judge.series import chance_agreement, find_departures
 from ulpscope.measure.series import drifting_replicas, joined_ranks, paired_series
 from ulpscope.model import LedgerEntry
 from ulpscope.model.series import Alert, Granularity, HealthComparison, HealthStep, HealthTarget, SeriesPair
+from ulpscope.report.escaping import visible
 from ulpscope.store import create_run
 from ulpscope.store.series import MAX_BYTES, HealthRun, SeriesSink, open_health
 from ulpscope.workflows.surroundings import describe_run, launch_name, listed, rank_and_world_size, warn_user
@@ -154,7 +155,7 @@ class HealthWatch:
             )
             return False
         if self._path != self._into and self._rank == 0:
-            print(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'", file=sys.stderr)
+            print(visible(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'"), file=sys.stderr)
         return True
 
     def _open_events(self) -> EventWriter | None:
@@ -192,7 +193,7 @@ class HealthWatch:
         if self._sink is not None:
             self._sink.alert(alert)
         if not self._wishes.quiet and self._rank == 0:
-            print(f"ulpscope: step {alert.step}: {alert.headline}", file=sys.stderr)
+            print(visible(f"ulpscope: step {alert.step}: {alert.headline}"), file=sys.stderr)
         if self._wishes.on_alert is not None:
             self._safely("call on_alert", self._wishes.on_alert, alert)
 
@@ -310,7 +311,7 @@ def compare_health(subject: str | os.PathLike[str], reference: str | os.PathLike
     sides = [[run.series(rank, wants=_is_compared) for rank in run.ranks()] for run in runs]
     joined = [joined_ranks(series) for series in sides]
     pair = paired_series(*joined)
-    departures = find_departures(pair)
+    departures, chance = find_departures(pair), chance_agreement(pair)
     drifts = drifting_replicas(sides[0])
     alerts = tuple(sorted(_alerts(runs[0]), key=lambda alert: alert.step))
     rows = [row for row, target in enumerate(pair.targets) if target.kind == "gradient"]
@@ -319,7 +320,9 @@ def compare_health(subject: str | os.PathLike[str], reference: str | os.PathLike
         reference=runs[1].info,
         subject_path=str(subject),
         reference_path=str(reference),
-        findings=explain_health(pair, departures, drifts, alerts=alerts, num_left_out=max(each.num_left_out for each in joined)),
+        findings=explain_health(
+            pair, departures, drifts, alerts=alerts, num_left_out=max(each.num_left_out for each in joined), chance=chance
+        ),
         departures=departures,
         steps=pair.steps,
         names=tuple(pair.targets[row].name for row in rows),
@@ -330,6 +333,7 @@ def compare_health(subject: str | os.PathLike[str], reference: str | os.PathLike
         reference_scalars={name: values[1] for name, values in pair.scalars.items()},
         is_equal=bool(pair.equal.all()),
         alerts=alerts,
+        chance=chance,
     )
 
 

@@ -7,19 +7,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field
 
+from ulpscope.explain.gaps import TOLD_GAPS
 from ulpscope.explain.precision import precision_note
 from ulpscope.explain.wording import count, listed
-from ulpscope.model import Bands, Finding, JudgedCall, LedgerEntry, SystemicPrecision
+from ulpscope.model import Bands, Finding, Gap, JudgedCall, LedgerEntry, SystemicPrecision
 from ulpscope.model.nouns import dataclass
 
-__all__ = ["Coverage", "explain_coverage"]
+__all__ = ["Circumstances", "explain_circumstances"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
+class Circumstances:
     """What is known besides the judged calls: parts on one side only, steps that were never closed, both ledgers,
     the formats that a side rounds operands to, what was not replayed, and how far the reference
-    is from itself. `later` stands for calls that differ in steps that were not kept, each by one like it."""
+    is from itself. `later` stands for calls that differ in steps that were not kept, each by one like it; `gaps` are what was
+    not compared."""
 
     notes: tuple[str, ...] = ()
     precision: tuple[SystemicPrecision, ...] = ()
@@ -28,15 +30,19 @@ class Coverage:
     later: Sequence[JudgedCall] = ()
     incomplete: tuple[str, ...] = ()
     ledgers: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
 
 
-def explain_coverage(calls: Sequence[JudgedCall], coverage: Coverage, *, is_doubt_said: bool = False) -> list[Finding]:
+def explain_circumstances(calls: Sequence[JudgedCall], circumstances: Circumstances, *, is_doubt_said: bool = False) -> list[Finding]:
     """`is_doubt_said`: a finding of its own speaks of the slots that differ bitwise by an unknown amount."""
-    findings = [precision_note(one) for one in coverage.precision]
-    findings += [_note(text) for text in (*coverage.notes, *coverage.replay)]
-    if coverage.incomplete:
-        findings.append(_note(f"{count(len(coverage.incomplete), 'step')} not closed by the writer: {listed(coverage.incomplete)}"))
-    findings += [_ledger_note(side, entries) for side, entries in coverage.ledgers.items() if entries]
+    findings = [precision_note(one) for one in circumstances.precision]
+    findings += [_note(text) for text in (*circumstances.notes, *circumstances.replay)]
+    if circumstances.incomplete:
+        findings.append(
+            _note(f"{count(len(circumstances.incomplete), 'step')} not closed by the writer: {listed(circumstances.incomplete)}")
+        )
+    findings += [_ledger_note(side, entries) for side, entries in circumstances.ledgers.items() if entries]
+    findings += [_gap_note(gap) for gap in circumstances.gaps if gap.kind == "phase" or gap.why in TOLD_GAPS]
     return findings + _unmeasured_notes(calls, is_doubt_said)
 
 
@@ -48,6 +54,11 @@ def _ledger_note(side: str, entries: Sequence[LedgerEntry]) -> Finding:
     total = sum(entry.count for entry in entries)
     lines = [f"could not {entry.what}: {entry.why}" + (f" ({entry.count} times)" if entry.count > 1 else "") for entry in entries[:5]]
     return _note(f"recording the {side} left {count(total, 'thing')} out", lines)
+
+
+def _gap_note(gap: Gap) -> Finding:
+    verb = "was" if gap.many == 1 else "were"
+    return _note(f"{count(gap.many, gap.kind)} {verb} not compared and not shown harmless: {gap.why}", [f"first {listed(gap.places)}"])
 
 
 def _unmeasured_notes(calls: Sequence[JudgedCall], is_doubt_said: bool) -> list[Finding]:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers that differ at the end of a step are results of it: a fault, unless something before explains them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ulpscope
+from ulpscope.model import Comparison
+
+
+class Average(nn.Module):
+    """Keeps a running mean of what it sees, where no recorded call tells."""
+
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.data[:] = (1 - self.momentum) * self.mean + self.momentum * x.detach().mean(0)
+        return x * 1.0
+
+
+def record(path: Path, *, momentum: float = 0.1, shift: float = 0.0, noise: float = 0.0, draws: int = 0, level: Any = "module") -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Average(momentum), nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[2].momentum = momentum
+    x = (torch.randn(16, 4) + 3) * (1 + noise) + shift
+    with ulpscope.Capture(path, model, level=level) as capture:
+        model(x).square().mean().backward()
+        if draws:
+            torch.rand(draws)
+        capture.step()
+    return path
+
+
+def faults(comparison: Comparison) -> list[Any]:
+    return [finding for finding in comparison.findings if finding.level == "fault"]
+
+
+def test_another_momentum_is_a_fault_that_names_module_and_buffer(tmp_path: Path) -> None:
+    comparison = ulpscope.compare_runs(record(tmp_path / "a", momentum=0.01), record(tmp_path / "b"))
+    (fault,) = faults(comparison)
+    assert (fault.kind, fault.phase, fault.call, fault.step) == ("parameters", "end", "state.end.0", 0)
+    assert fault.module in ("1", "2")
+    assert fault.slot in ("buffer.1.mean", "buffer.2.running_mean")
+    assert any("running_var" in line and "buffer 1.mean" in line for line in fault.evidence)
+    assert "momentum" in fault.next
+
+
+def test_at_the_level_of_calls_the_call_is_to_blame(tmp_path: Path) -> None:
+    comparison = ulpscope.compare_runs(record(tmp_path / "a", momentum=0.01, level="api"), record(tmp_path / "b", level="api"))
+    (fault,) = faults(comparison)
+    assert fault.kind == "arguments"
+    assert fault.call.startswith(("Tensor.mul", "functional.batch_norm"))
+
+
+@pytest.mark.parametrize("level", ["module", "api"])
+@pytest.mark.parametrize("options", [{}, {"noise": 2.0**-22}], ids=["the same", "rounding"])
+def test_what_the_inputs_explain_is_no_fault(options: Any, level: Any, tmp_path: Path) -> None:
+    """The second normalisation sees means that are nothing but rounding, and so is what it keeps of them."""
+    comparison = ulpscope.compare_runs(record(tmp_path / "a", level=level), record(tmp_path / "b", level=level, **options))
+    assert [fault for fault in faults(comparison) if fault.phase == "end"] == []
+
+
+def test_where_the_batch_differs_that_is_the_cause(tmp_path: Path) -> None:
+    comparison = ulpscope.compare_runs(record(tmp_path / "a", shift=1.0), record(tmp_path / "b"))
+    (fault,) = faults(comparison)
+    assert fault.kind == "batch"
+
+
+def test_generators_that_differ_only_at_the_end_are_told(tmp_path: Path) -> None:
+    comparison = ulpscope.compare_runs(record(tmp_path / "a", draws=3), record(tmp_path / "b", draws=2))
+    told = [finding.headline for finding in comparison.findings if finding.kind == "rng"]
+    assert any("differ at the end of step 0" in headline and "torch" in headline for headline in told) or any(
+        "drawn" in headline for headline in told
+    )
