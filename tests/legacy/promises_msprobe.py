@@ -27,7 +27,7 @@ PROMISES = {
     "E13": "run_ut dumps what the pre-check needs, as white_list and black_list choose",
     "E14": "PrecisionDebugger(config_path, task, dump_path, level, model, step), whose arguments win over the file",
     "E15": "start, stop, step and forward_backward_dump_end, several times over",
-    "E16": "the tree step0/rank0 with dump.json, stack.json, construct.json and dump_tensor_data; `rank` where nothing is distributed",
+    "E16": "the tree step0/rank0 with dump.json, stack.json, construct.json and dump_tensor_data; `proc<pid>` where nothing is distributed",
     "E17": "dotted names such as Functional.conv2d.0.forward.input.0",
     "E18": "msprobe.pytorch has PrecisionDebugger, seed_all, compare and compare_distributed",
     "E19": "`from msprobe import *` gives GradComparator",
@@ -55,6 +55,7 @@ PROMISES = {
 
 INSTEAD = {
     "M02": "words only: `pip index versions` and the release page say it of ulpscope-legacy",
+    "M07": "under PyTorch only: the names for MindSpore are there and say in one sentence that collecting is not; its dumps are compared",
     "M13": "words only: the order stands in docs/migrating.md, with the command that takes the place of each tool",
     "M14": "the pages are section E of this table",
     "E04": "needs CANN and an Ascend device: `start` says so in one sentence and names level L1",

@@ -44,5 +44,6 @@ PROMISES = {
 }
 
 INSTEAD = {
+    "E68": "graph_visualize writes our page; the other four end in one sentence that names what to use",
     "E55": "those limits are tested where they are used (tests/measure and tests/judge); api_precision_compare reads what came of them",
 }

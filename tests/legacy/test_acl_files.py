@@ -55,7 +55,6 @@ def test_the_tree_and_the_names_of_a_dump_are_understood(tmp_path: Path) -> None
     assert float(rows["Add", "Add_0", "output.0"]["MaxAbsoluteError"]) == 0.0
 
 
-@pytest.mark.promise("P101")
 def test_the_files_of_an_overflow_are_readable_by_the_shell(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "dump")
     words = [1, 2, 6, 0, 65535, 65535, 0, 0, 0, 0, 0x800]

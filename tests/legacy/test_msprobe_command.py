@@ -72,7 +72,7 @@ def test_mindspore_has_compare_only(name: str, capsys: pytest.CaptureFixture[str
     )
 
 
-@pytest.mark.promise("E68")
+@pytest.mark.refused("E68")
 @pytest.mark.parametrize(
     "words", [("config_check", "-d"), ("data2db", "--db", "x", "--data", "y"), ("offline_dump",), ("install_deps", "-m", "offline")]
 )
@@ -84,7 +84,6 @@ def test_what_is_not_there_says_so_in_one_sentence(words: tuple[str, ...], capsy
     assert printed.count("\n") == 1
 
 
-@pytest.mark.promise("E68")
 def test_graph_visualize_writes_our_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     npu, bench = (write_dump(tmp_path / side, network(scale), "tensor") for side, scale in (("npu", 1.5), ("bench", 1.0)))
     assert msprobe("graph_visualize", "-tp", npu.parent, "-gp", bench.parent, "-o", tmp_path / "output", "-oc", "--file_type", "db") == 0

@@ -115,7 +115,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return dict(zip(("guide", "import", "card0", "card1"), found, strict=True))
 
 
-@pytest.mark.promise("M07", "E15")
+@pytest.mark.promise("E15")
 def test_the_script_of_the_guide(outcomes: dict[str, Outcome]) -> None:
     folder = outcomes["guide"].succeeded() / "dump_path" / "step0"
     (rank,) = folder.iterdir()
@@ -384,6 +384,7 @@ def test_tasks_that_are_not_there_say_so(tmp_path: Path) -> None:
         PrecisionDebugger.forget()
 
 
+@pytest.mark.refused("M07", "E33")
 def test_mindspore_says_that_it_is_not_there() -> None:
     for use in (
         lambda: msprobe.mindspore.PrecisionDebugger("./config.json"),

@@ -245,6 +245,27 @@ def test_by_default_everything_at_api_level(tmp_path: Path) -> None:
     assert apis(dump(tmp_path) / "dump.pkl") == EVERYTHING
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"mode": "range", "scope": ["Tensor_nothing_0_forward", "Tensor_nothing_1_forward"]},
+        {"mode": "stack", "scope": ["Tensor_nothing_0_forward"]},
+        {"mode": "list", "scope": ["Tensor_nothing_0_forward"]},
+        {"mode": "api_list", "api_list": ["nothing"]},
+    ],
+)
+def test_a_scope_that_matches_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], choice: dict[str, Any]) -> None:
+    dump(tmp_path, **choice)
+    printed = capsys.readouterr().out
+    assert f"mode '{choice['mode']}' with" in printed
+    assert "matched no API, so nothing was dumped" in printed
+
+
+def test_a_scope_that_matches_is_not_complained_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump(tmp_path, mode="stack", scope=RANGE)
+    assert "matched" not in capsys.readouterr().out
+
+
 # ---- ACL level
 
 
@@ -256,7 +277,7 @@ def acl_settings(tmp_path: Path) -> Path:
     return tmp_path / "dump.json"
 
 
-@pytest.mark.promise("P027", "P125")
+@pytest.mark.refused("P027")
 def test_a_forward_dump_at_acl_level_is_checked_and_refused(tmp_path: Path, acl_settings: Path) -> None:
     ptdbg_ascend.set_dump_path(str(tmp_path / "dump_path"), dump_tag="forward")
     ptdbg_ascend.register_hook(None, ptdbg_ascend.acc_cmp_dump, dump_mode="acl", dump_config=str(acl_settings))
@@ -265,7 +286,7 @@ def test_a_forward_dump_at_acl_level_is_checked_and_refused(tmp_path: Path, acl_
     assert not (tmp_path / "dump_path").exists()
 
 
-@pytest.mark.promise("P028", "P055", "P087", "P134")
+@pytest.mark.refused("P028", "P055")
 def test_a_backward_dump_at_acl_level_is_checked_and_refused(tmp_path: Path, acl_settings: Path) -> None:
     np.save(tmp_path / "Functional_conv2d_1_backward_input.0.npy", np.ones(2))
     ptdbg_ascend.set_dump_path(str(tmp_path / "dump_path"))
@@ -273,18 +294,29 @@ def test_a_backward_dump_at_acl_level_is_checked_and_refused(tmp_path: Path, acl
     ptdbg_ascend.set_backward_input([str(tmp_path / "Functional_conv2d_1_backward_input.0.npy")])
     with pytest.raises(MissingDependencyError, match="Functional_conv2d_1_forward at ACL level"):
         ptdbg_ascend.set_dump_switch("ON", mode="acl", scope=["Functional_conv2d_1_backward"])
+
+
+@pytest.mark.promise("P087", "P134")
+def test_gradients_of_an_earlier_dump_are_named_by_a_list_of_files(tmp_path: Path, acl_settings: Path) -> None:
+    np.save(tmp_path / "Functional_conv2d_1_backward_input.0.npy", np.ones(2))
+    ptdbg_ascend.set_backward_input([str(tmp_path / "Functional_conv2d_1_backward_input.0.npy")])
     for wrong, code in (("file.npy", 11), ([str(tmp_path / "missing.npy")], 1), ([str(acl_settings)], 1)):
         with pytest.raises(ptdbg_ascend.CompareException) as caught:
             ptdbg_ascend.set_backward_input(wrong)
         assert caught.value.code == code
 
 
-@pytest.mark.promise("P086", "P095")
-def test_the_debugger_checks_and_refuses_acl_level(tmp_path: Path, acl_settings: Path) -> None:
+@pytest.mark.promise("P086")
+def test_acl_level_needs_its_settings(tmp_path: Path) -> None:
     debugger = ptdbg_ascend.PrecisionDebugger(str(tmp_path / "dump_path"), hook_name="dump")
     with pytest.raises(ptdbg_ascend.CompareException, match="needs acl_config") as caught:
         debugger.configure_hook(mode="acl", scope=["Tensor_permute_1_forward"])
     assert caught.value.code == 11
+
+
+@pytest.mark.refused("P095")
+def test_the_debugger_checks_and_refuses_acl_level(tmp_path: Path, acl_settings: Path) -> None:
+    debugger = ptdbg_ascend.PrecisionDebugger(str(tmp_path / "dump_path"), hook_name="dump")
     np.save(tmp_path / "Functional_conv2d_1_backward_input.0.npy", np.ones(2))
     gradients = [str(tmp_path / "Functional_conv2d_1_backward_input.0.npy")]
     for scope, files_ in (["Tensor_permute_1_forward"], []), (["Functional_conv2d_1_backward"], gradients):

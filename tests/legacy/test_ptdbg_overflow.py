@@ -172,7 +172,7 @@ def test_the_switch_limits_the_check_to_a_part_of_the_training() -> None:
         ptdbg_ascend.set_overflow_check_switch("abc")
 
 
-@pytest.mark.promise("P054", "P101")
+@pytest.mark.refused("P054", "P101")
 def test_overflows_at_acl_level_are_refused() -> None:
     Path("dump.json").write_text(json.dumps({"dump": {"dump_path": "."}}))
     ptdbg_ascend.set_dump_path("./overflow_dump")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ulpscope.errors import UlpscopeError
+from ulpscope._shell import as_path, command_line
+from ulpscope.errors import UlpscopeError, sentence_of
 from ulpscope.model import Comparison, Run
 from ulpscope.report.escaping import visible
 
@@ -24,7 +25,7 @@ def add_finding(subject: Run | Path, reference: Run | Path, page: Path) -> None:
     try:
         tell_finding(compare_runs(subject, reference, replay_seconds=_PATIENCE_S), page)
     except (UlpscopeError, OSError) as error:
-        print(f"ulpscope: no finding of its own for these dumps: {error}")
+        print(f"ulpscope: no finding of its own for these dumps: {visible(sentence_of(error))}")
 
 
 def tell_finding(comparison: Comparison, page: Path) -> None:
@@ -33,11 +34,14 @@ def tell_finding(comparison: Comparison, page: Path) -> None:
 
     write_html(comparison, page)
     print(f"ulpscope: {visible(_answer(comparison))}")
-    sides = f"{comparison.subject_path} {comparison.reference_path}"
-    print(f"          everything else is in {page}; the same by hand: ulpscope compare {visible(sides)}")
+    command = command_line("ulpscope", "compare", as_path(comparison.subject_path), as_path(comparison.reference_path))
+    print(f"          everything else is in {visible(str(page))}; the same by hand: {command}")
 
 
 def _answer(comparison: Comparison) -> str:
     if comparison.faults:
         return comparison.faults[0].headline
+    if comparison.verdict == "unknown":
+        doubts = [finding.headline for finding in comparison.findings if finding.kind in ("bitwise", "coverage")]
+        return f"no fault found, and not everything could be compared: {doubts[0] if doubts else 'see the page'}"
     return "nothing differs by more than honest rounding explains"

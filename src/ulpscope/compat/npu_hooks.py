@@ -34,6 +34,7 @@ from ulpscope.errors import InputError
 from ulpscope.measure import measure_tensors
 from ulpscope.model import CallRecord, LedgerEntry, Slot, TensorData, Undefined
 from ulpscope.numerics.casting import real_dtype, reals, widen
+from ulpscope.report.escaping import visible
 from ulpscope.store.hooks_pkl import HooksLine, HooksRun
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ _MOVES = frozenset({"cpu", "cuda", "npu"})
 class HooksSink:
     """Writes the lines of the old tool. The text of a tensor's values is made once and kept in a file that has no name."""
 
+    shows_overwritten = True
+
     def __init__(self) -> None:
         self.path: Path | None = None
         self.leaves: frozenset[str] = frozenset()
@@ -67,7 +70,7 @@ class HooksSink:
         """Steps mean nothing to this tool."""
 
     def note(self, entry: LedgerEntry) -> None:
-        print(f"ulpscope: could not {entry.what}: {entry.why}", file=sys.stderr)
+        print(visible(f"ulpscope: could not {entry.what}: {entry.why}"), file=sys.stderr)
 
     def close(self, *, complete: bool = True) -> None:
         self._texts.close()
@@ -209,7 +212,7 @@ def _compare(npu: HooksRun, bench: HooksRun, output: Path, shape_flag: bool) -> 
         rows.writerow(COLUMNS)
         for ours, theirs in _matched(list(_operators(npu)), list(_operators(bench)), shape_flag):
             rows.writerows(_row(npu, bench, left, right) for left, right in zip(ours.lines, theirs.lines, strict=True))
-    print(f"the result is in {output}")
+    print(f"the result is in {visible(str(output))}")
     add_finding(npu, bench, output.with_suffix(".html"))
 
 

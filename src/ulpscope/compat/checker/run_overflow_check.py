@@ -6,14 +6,15 @@ python run_overflow_check.py -forward ./forward_info_0.json
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ulpscope.compat.checker.run_ut import best_device
-from ulpscope.errors import InputError, UlpscopeError
+from ulpscope.compat.parsers import CommandParser
+from ulpscope.errors import InputError, sentence_for
 from ulpscope.model.checks import Check, CheckedCall
+from ulpscope.report.escaping import visible
 from ulpscope.workflows.check_details import recorded_key
 from ulpscope.workflows.checking import check_run
 
@@ -22,7 +23,7 @@ __all__ = ["main", "overflow_line", "tell_counts"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 0 where it ran to its end, whatever it found."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="run_overflow_check.py",
         description="Run the APIs that overflowed again, and say which of them should not have.",
         epilog="Example: python run_overflow_check.py -forward ./forward_info_0.json",
@@ -40,10 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             backward=options.backward_input_file,
             device=best_device(options.device),
             overflow=True,
-            found=lambda call: print(overflow_line(call)),
+            found=lambda call: print(visible(overflow_line(call))),
         )
-    except UlpscopeError as error:
-        print(f"run_overflow_check: {error}", file=sys.stderr)
+    except Exception as error:
+        sentence = sentence_for(error)
+        if sentence is None:
+            raise
+        print(f"run_overflow_check: {visible(' '.join(sentence.splitlines()))}", file=sys.stderr)
         return 2
     tell_counts(check)
     return 0

@@ -16,11 +16,14 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.compat.checker.config import msCheckerConfig
 from ulpscope.compat.checker.tables import finished_apis, write_details, write_results
-from ulpscope.errors import InputError, UlpscopeError
+from ulpscope.compat.parsers import CommandParser
+from ulpscope.errors import InputError, sentence_for
 from ulpscope.model import TensorData
 from ulpscope.model.checks import Check
+from ulpscope.report.escaping import visible
 from ulpscope.workflows.check_details import details_of, outcomes_of, own_name, saved_failures
 from ulpscope.workflows.checking import check_run
 
@@ -34,14 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         _run(options)
-    except UlpscopeError as error:
-        print(f"run_ut: {error}", file=sys.stderr)
+    except Exception as error:
+        sentence = sentence_for(error)
+        if sentence is None:
+            raise
+        print(f"run_ut: {visible(' '.join(sentence.splitlines()))}", file=sys.stderr)
         return 2
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="run_ut.py",
         description="Run every API of a dump alone and compare it with a higher precision.",
         epilog="Example: python run_ut.py -forward ./forward_info_0.json -backward ./backward_info_0.json",
@@ -82,7 +88,9 @@ def _run(options: argparse.Namespace) -> None:
     write_details(details, [row for call in check.calls for row in details_of(call)], msCheckerConfig.precision)
     result.with_suffix(".csv.journal").unlink(missing_ok=True)
     print_tables(check)
-    print(f"the results are in '{result}' and '{details}'; the same by our own yardstick: ulpscope check {options.forward_input_file}")
+    command = command_line("ulpscope", "check", as_path(options.forward_input_file))
+    places = visible(f"'{result}' and '{details}'")
+    print(f"the results are in {places}; the same by our own yardstick: {command}")
 
 
 def _files(options: argparse.Namespace) -> tuple[Path, Path, list[list[str]]]:

@@ -11,6 +11,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ulpscope.compat.sheets import read_csv
 from ulpscope.model.check_details import CheckDetail, CheckOutcome
 from ulpscope.model.checks import CheckStatus
 from ulpscope.workflows.check_details import STATUS_WORDS
@@ -80,9 +81,8 @@ def _cosine_message(one: CheckDetail) -> str:
 def finished_apis(path: Path) -> list[list[str]]:
     """The rows of a result csv that is continued; empty where it is none."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))
-    except (OSError, ValueError, csv.Error):
+        rows = read_csv(path)
+    except (OSError, ValueError):
         return []
     return [row for row in rows[1:] if len(row) == len(RESULT_COLUMNS)] if rows and tuple(rows[0]) == RESULT_COLUMNS else []
 

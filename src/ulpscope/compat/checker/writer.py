@@ -22,6 +22,7 @@ from ulpscope.compat.json_files import GrowingJson
 from ulpscope.compat.pt_files import save_pt
 from ulpscope.compat.tensor_files import TensorFiles
 from ulpscope.model import Arguments, CallRecord, LedgerEntry
+from ulpscope.report.escaping import visible
 
 __all__ = ["CheckerSink", "api_key"]
 
@@ -39,6 +40,8 @@ def api_key(record: CallRecord) -> str | None:
 class CheckerSink:
     """Writes what one iteration calls; implements Sink."""
 
+    shows_overwritten = True
+
     def __init__(self, folder: Path, *, real_data: bool) -> None:
         self._files = TensorFiles(folder, save_pt) if real_data else None
         self._infos = {kind: GrowingJson(folder / f"{kind}_info_{os.getpid()}.json") for kind in ("forward", "backward", "stack")}
@@ -50,7 +53,7 @@ class CheckerSink:
         """One iteration is one dump."""
 
     def note(self, entry: LedgerEntry) -> None:
-        print(f"api_accuracy_checker: could not {entry.what}: {entry.why}", file=sys.stderr)
+        print(visible(f"api_accuracy_checker: could not {entry.what}: {entry.why}"), file=sys.stderr)
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
         return self._files.keep(dtype, shape, buffer) if self._files is not None else None

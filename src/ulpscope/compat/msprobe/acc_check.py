@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.compat.checker.run_ut import best_device, print_progress, print_tables, save_error_data
 from ulpscope.compat.checker.tables import RESULT_COLUMNS, finished_apis
 from ulpscope.compat.msprobe.compare_files import fresh_stamp, output_folder
@@ -22,6 +23,7 @@ from ulpscope.compat.msprobe.config import TaskConfig, read_config
 from ulpscope.compat.msprobe.dump_rows import Entry, read_table
 from ulpscope.errors import InputError
 from ulpscope.model.check_details import CheckDetail, CheckOutcome
+from ulpscope.report.escaping import visible
 from ulpscope.report.replacing import replacing
 from ulpscope.report.table import defused
 from ulpscope.store.check_table import UPSTREAM_COLUMNS
@@ -50,7 +52,7 @@ def run_check(given: argparse.Namespace) -> int:
     names = _Names(dump)
     earlier = _earlier(given.result_csv_path, names)
     if earlier and not names.without(set(names) - {row[0] for row in earlier}):
-        print(f"everything in '{dump}' is in '{given.result_csv_path}' already: there is nothing left to check")
+        print(visible(f"everything in '{dump}' is in '{given.result_csv_path}' already: there is nothing left to check"))
         return 0
     select = [*_listed(chosen), *names.without(row[0] for row in earlier), *(names.without(names.repeated()) if given.filter_api else ())]
     stamp = fresh_stamp(given.out_path)
@@ -74,7 +76,8 @@ def run_check(given: argparse.Namespace) -> int:
     write_table(details, DETAIL_COLUMNS, [_detail(row) for call in check.calls for row in details_of(call)])
     result.with_suffix(".csv.journal").unlink(missing_ok=True)
     print_tables(check)
-    print(f"the results are in '{result}' and '{details}'; the same by our own yardstick: ulpscope check {dump}")
+    places = visible(f"'{result}' and '{details}'")
+    print(f"the results are in {places}; the same by our own yardstick: {command_line('ulpscope', 'check', as_path(dump))}")
     return 0
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ulpscope import __version__
-from ulpscope.errors import InputError, UlpscopeError
+from ulpscope._optional import keep_triton_out
+from ulpscope.compat.parsers import CommandParser
+from ulpscope.errors import InputError, sentence_for
 from ulpscope.report.escaping import visible
 
 __all__ = ["COMMANDS", "main"]
@@ -37,14 +39,17 @@ class Command:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if arguments is None:  # a process of our own
+        keep_triton_out()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         framework, words = _framework(words)
         return _dispatch(framework, words)
-    except UlpscopeError as error:
-        return _complain(str(error))
-    except OSError as error:
-        return _complain(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else str(error))
+    except Exception as error:
+        sentence = sentence_for(error)
+        if sentence is None:
+            raise
+        return _complain(sentence)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
 
@@ -79,7 +84,7 @@ def _dispatch(framework: Framework | None, words: list[str]) -> int:
     command = COMMANDS[name]
     if framework == "mindspore" and not command.has_mindspore and not {"-h", "--help"} & set(rest):
         return _complain(f"{name} is not supported for mindspore; compare is, and ulpscope compare reads the same dumps")
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"msprobe {f'-f {framework} ' if framework else ''}{name}",
         description=command.about,
         epilog=f"Example:\n  {command.example}",

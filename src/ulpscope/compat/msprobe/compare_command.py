@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ulpscope._files import read_small
 from ulpscope.compat.msprobe.compare_matching import Translation
 from ulpscope.compat.msprobe.comparing import CompareOptions, compare_paths, read_param
 from ulpscope.compat.msprobe.flat_yaml import read_names
@@ -74,11 +75,11 @@ def _translation(given: argparse.Namespace) -> Translation:
 
 def _compare_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"'{path}' has {path.stat().st_size} bytes, far more than a compare.json; give the right file")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_small(path, _MOST_BYTES, "compare.json").decode())
     except OSError as error:
         raise InputError(f"'{path}' cannot be read ({error.strerror}); give a compare.json with npu_path and bench_path") from None
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"'{path}' is no JSON ({str(error)[:80]}); see whether a comma or a quote is missing") from None
     if not isinstance(values, dict):

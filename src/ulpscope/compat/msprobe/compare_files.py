@@ -62,21 +62,25 @@ def write_xlsx(path: Path, columns: Sequence[str], rows: Sequence[ResultRow]) ->
 def write_cells(path: Path, sheets: Mapping[str, tuple[Sequence[str], Sequence[tuple[Sequence[Cell], str | None]]]]) -> None:
     """Write sheets of cells, each row with a colour or without."""
     xlsxwriter = require("xlsxwriter", extra="xlsx", purpose="writing an xlsx table")
-    with (
-        replacing(path) as temporary,
-        TemporaryDirectory(prefix="ulpscope-") as scratch,
-        xlsxwriter.Workbook(str(temporary), {**_OPTIONS, "tmpdir": scratch}) as book,
-    ):
-        heading = book.add_format({"bold": True})
-        fills = {name: book.add_format({"bg_color": colour}) for name, colour in _FILLS.items()}
-        for name, (columns, rows) in sheets.items():
-            sheet = book.add_worksheet(name)
-            sheet.freeze_panes(1, 0)
-            sheet.write_row(0, 0, columns, heading)
-            for number, (cells, colour) in enumerate(rows, 1):
-                for place, cell in enumerate(cells):
-                    _write_cell(sheet, number, place, cell, fills.get(colour or ""))
+    with replacing(path) as temporary, TemporaryDirectory(prefix="ulpscope-") as scratch:
+        try:
+            with xlsxwriter.Workbook(str(temporary), {**_OPTIONS, "tmpdir": scratch}) as book:
+                _fill_book(book, sheets)
+        except xlsxwriter.exceptions.FileCreateError as error:
+            raise OSError(str(error)) from error
     path.chmod(0o640)
+
+
+def _fill_book(book: Any, sheets: Mapping[str, tuple[Sequence[str], Sequence[tuple[Sequence[Cell], str | None]]]]) -> None:
+    heading = book.add_format({"bold": True})
+    fills = {name: book.add_format({"bg_color": colour}) for name, colour in _FILLS.items()}
+    for name, (columns, rows) in sheets.items():
+        sheet = book.add_worksheet(name)
+        sheet.freeze_panes(1, 0)
+        sheet.write_row(0, 0, columns, heading)
+        for number, (cells, colour) in enumerate(rows, 1):
+            for place, cell in enumerate(cells):
+                _write_cell(sheet, number, place, cell, fills.get(colour or ""))
 
 
 def _write_cell(sheet: Any, row: int, place: int, cell: Cell, fill: Any) -> None:

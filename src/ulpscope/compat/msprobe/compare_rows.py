@@ -14,11 +14,11 @@ from ulpscope.compat.msprobe.compare_numbers import Compared, TensorNumbers, not
 from ulpscope.compat.msprobe.compare_rules import Colour, Mode, colours, old_result, verdicts
 from ulpscope.compat.msprobe.dump_rows import NOT_THERE, Row
 from ulpscope.compat.ptdbg.columns import NAN, accuracy_reached
+from ulpscope.compat.sheets import Cell
 
 __all__ = ["Cell", "Edition", "ResultRow", "columns", "result_rows"]
 
 Edition: TypeAlias = Literal["1.x", "26.x"]
-Cell: TypeAlias = str | int | float | bool | None
 
 _NAMES = ("NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape")
 _REQUIRES_GRAD = ("NPU Requires_grad", "Bench Requires_grad")

@@ -117,11 +117,12 @@ def compare_paths(target: Path, golden: Path, output: Path, options: CompareOpti
     folder = output_folder(output)
     stamp = fresh_stamp(folder)
     comparison = _our_comparison(places)
+    if comparison is not None:
+        _tell(comparison, folder / f"compare_result_{stamp}.html")
     tables = [_compare_place(places, number, folder, stamp, options, comparison) for number in range(len(places.pairs))]
     if comparison is not None:
         if options.analyzes:
             write_first_differences(comparison, places, folder)
-        _tell(comparison, folder / f"compare_result_{stamp}.html")
     elif options.analyzes:
         print_warning("diff_analyze needs our own comparison, which these dumps do not allow: no diff_analyze file is written.")
     return tables
@@ -195,7 +196,7 @@ def _ask(files: FilePairs[TensorNumbers] | None, row: RowPair) -> Future[TensorN
 def _tell_table(table: Path, calls: Sequence[CallPair], rows: Sequence[ResultRow]) -> None:
     counts = Counter(row.verdict or "without a warning" for row in rows)
     words = ", ".join(f"{count} {word}" for word, count in counts.items())
-    print_info(f"The comparison result is in {table}: {len(rows)} rows ({words}).")
+    print_info(f"The comparison result is in {table}: {len(rows)} rows; by the rule of msprobe: {words}.")
     for side, missing in (("NPU", "golden"), ("bench", "target")):
         lone = [call.name for call in calls if getattr(call, missing) is None]
         if lone:

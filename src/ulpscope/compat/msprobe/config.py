@@ -11,11 +11,13 @@ import json
 import math
 import os
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ulpscope._files import read_small
 from ulpscope.errors import InputError
 
 __all__ = ["DebuggerConfig", "TaskConfig", "read_config"]
@@ -52,6 +54,9 @@ _MISSING = {
 }
 _IN_BLOCKS = frozenset("diff_nums device file_format backward_input".split())
 _BIGGEST_NUMBER = 1_000_000
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+_brief = _SHORT.repr
 _BIGGEST_FILE = 1 << 20
 
 
@@ -120,11 +125,11 @@ def read_config(path: str | os.PathLike[str]) -> DebuggerConfig:
     """
     file = Path(path)
     try:
-        if file.stat().st_size > _BIGGEST_FILE:
-            raise InputError(f"'{file}' has {file.stat().st_size} bytes, far more than a config.json; give the right file")
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_small(file, _BIGGEST_FILE, "config.json").decode())
     except OSError as error:
         raise InputError(f"the config '{file}' cannot be read ({error.strerror}); give the path of a config.json") from None
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"the config '{file}' is no JSON ({error}); see whether a comma or a quote is missing") from None
     if not isinstance(values, dict):
@@ -136,12 +141,12 @@ def _parsed(values: dict[str, Any], file: Path) -> DebuggerConfig:
     unknown = sorted(set(values) - _COMMON - set(TASKS))
     if unknown:
         raise InputError(
-            f"the config '{file}' has the key {unknown[0]!r}, which no version knows; the keys are {_listed(_COMMON | set(TASKS))}"
+            f"the config '{file}' has the key {_brief(unknown[0])}, which no version knows; the keys are {_listed(_COMMON | set(TASKS))}"
         )
     task = _word(values, "task", TASKS, "statistics")
     block = values.get(task, {})
     if not isinstance(block, dict):
-        raise InputError(f"{task} in '{file}' is {block!r}, not an object")
+        raise InputError(f"{task} in '{file}' is {_brief(block)}, not an object")
     config = DebuggerConfig(
         task=task,
         dump_path=_text(values, "dump_path"),
@@ -169,7 +174,7 @@ def _remarks(values: Mapping[str, Any], where: str) -> Iterable[str]:
 
 def _unknown(block: Mapping[str, Any], task: str) -> Iterable[str]:
     known = {field.name for field in fields(TaskConfig)} | _IN_BLOCKS | set(_MISSING)
-    return (f"{task} has the key {name!r}, which is not known and does nothing" for name in sorted(set(block) - known))
+    return (f"{task} has the key {_brief(name)}, which is not known and does nothing" for name in sorted(set(block) - known))
 
 
 def _task(block: Mapping[str, Any]) -> TaskConfig:
@@ -200,9 +205,9 @@ def _check(config: DebuggerConfig) -> None:
     """What single keys cannot tell: contradictions."""
     options = config.options
     if config.task not in TASKS:
-        raise InputError(f"task is {config.task!r}; it may be {_listed(TASKS)}")
+        raise InputError(f"task is {_brief(config.task)}; it may be {_listed(TASKS)}")
     if config.level not in LEVELS:
-        raise InputError(f"level is {config.level!r}; it may be {_listed(LEVELS)}")
+        raise InputError(f"level is {_brief(config.level)}; it may be {_listed(LEVELS)}")
     if len(options.scope) not in (0, 2):
         raise InputError(f"scope has {len(options.scope)} names; it takes two, the first and the last call")
     if options.scope and options.list and config.task == "free_benchmark":
@@ -221,12 +226,12 @@ def _check_free_benchmark(config: DebuggerConfig) -> None:
         raise InputError(f"free_benchmark works at level L1 only, not {config.level}")
     if (options.fuzz_device == "cpu") != (options.pert_mode == "to_cpu"):
         raise InputError(
-            f"fuzz_device {options.fuzz_device!r} does not go with pert_mode {options.pert_mode!r}; cpu goes with to_cpu alone"
+            f"fuzz_device {_brief(options.fuzz_device)} does not go with pert_mode {_brief(options.pert_mode)}; cpu goes with to_cpu alone"
         )
     if options.handler_type != "fix":
         return
     if options.pert_mode not in ("improve_precision", "to_cpu"):
-        raise InputError(f"handler_type 'fix' goes with pert_mode improve_precision or to_cpu, not {options.pert_mode!r}")
+        raise InputError(f"handler_type 'fix' goes with pert_mode improve_precision or to_cpu, not {_brief(options.pert_mode)}")
     if options.if_preheat or options.fuzz_stage == "backward":
         raise InputError("handler_type 'fix' goes neither with if_preheat nor with fuzz_stage 'backward'; set handler_type to 'check'")
 
@@ -234,28 +239,28 @@ def _check_free_benchmark(config: DebuggerConfig) -> None:
 def _word(values: Mapping[str, Any], name: str, choices: tuple[str, ...], default: str) -> str:
     value = values.get(name, default) or default
     if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} is {value!r} in the config; it may be {_listed(choices)}")
+        raise InputError(f"{name} is {_brief(value)} in the config; it may be {_listed(choices)}")
     return value
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
     value = values.get(name) or ""
     if not isinstance(value, str):
-        raise InputError(f"{name} is {value!r} in the config; it is a text")
+        raise InputError(f"{name} is {_brief(value)} in the config; it is a text")
     return value
 
 
 def _flag(values: Mapping[str, Any], name: str, default: bool = False) -> bool:
     value = values.get(name, default)
     if not isinstance(value, bool):
-        raise InputError(f"{name} is {value!r} in the config; it is true or false")
+        raise InputError(f"{name} is {_brief(value)} in the config; it is true or false")
     return value
 
 
 def _whole(values: Mapping[str, Any], name: str, default: int | None) -> int | None:
     value = values.get(name, default)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise InputError(f"{name} is {value!r} in the config; it is a whole number")
+        raise InputError(f"{name} is {_brief(value)} in the config; it is a whole number")
     return value
 
 
@@ -267,7 +272,7 @@ def _count(values: Mapping[str, Any], name: str, default: int) -> int:
 def _words(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = values.get(name) or ()
     if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
-        raise InputError(f"{name} is {value!r} in the config; it is a list of names")
+        raise InputError(f"{name} is {_brief(value)} in the config; it is a list of names")
     return tuple(part for part in value if part)
 
 
@@ -283,7 +288,7 @@ def _bounds(values: Mapping[str, Any]) -> tuple[float, ...]:
     bounds = values.get("bounds") or [-1, 0, 1]
     is_list = isinstance(bounds, list) and all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds)
     if not is_list or not all(map(math.isfinite, bounds)) or sorted(set(bounds)) != bounds:
-        raise InputError(f"bounds are {bounds!r} in the config; they are numbers in ascending order")
+        raise InputError(f"bounds are {_brief(bounds)} in the config; they are numbers in ascending order")
     return tuple(float(bound) for bound in bounds)
 
 
@@ -297,7 +302,7 @@ def _range(name: str, part: Any) -> Iterable[int]:
     match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", str(part)) if not isinstance(part, bool | float) else None
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if first > last or last > _BIGGEST_NUMBER:
-        raise InputError(f"{name} holds {part!r}; it takes numbers from 0 to {_BIGGEST_NUMBER}, or a range such as '4-6'")
+        raise InputError(f"{name} holds {_brief(part)}; it takes numbers from 0 to {_BIGGEST_NUMBER}, or a range such as '4-6'")
     return range(first, last + 1)
 
 

@@ -29,6 +29,7 @@ from ulpscope.compat.msprobe.tasks import Place, Task
 from ulpscope.compat.msprobe.writer import Layout
 from ulpscope.compat.seeding import seed_all
 from ulpscope.errors import InputError
+from ulpscope.report.escaping import visible
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,7 @@ class PrecisionDebugger:
             raise InputError("PrecisionDebugger wants a dump_path, in config.json or as an argument; write dump_path='./dump'")
         self._layout = _checked_layout(layout or os.environ.get(LAYOUT_VARIABLE, "26.x"))
         for remark in config.remarks:
-            print(f"msprobe: {remark}", file=sys.stderr)
+            print(visible(f"msprobe: {remark}"), file=sys.stderr)
         self._model = model
         self._iteration = 0
         self._is_over = not config.is_enabled

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ulpscope._files import read_small
 from ulpscope.errors import InputError
 
 __all__ = ["read_lists", "read_names"]
@@ -51,9 +52,7 @@ def read_lists(path: Path) -> dict[str, list[str]]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"'{path}' is larger than {_MOST_BYTES >> 20} MiB, which no mapping is; give another file")
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_small(path, _MOST_BYTES, "mapping").decode().splitlines()
     except OSError as error:
         raise InputError(f"'{path}' cannot be read ({error.strerror}); give the path of a yaml file") from None
     except UnicodeDecodeError:

@@ -33,6 +33,7 @@ from ulpscope.compat.msprobe.preheating import Preheating
 from ulpscope.compat.msprobe.second_runs import SecondGradients, SecondRun, floating_pairs
 from ulpscope.compat.msprobe.tasks import process_rank
 from ulpscope.model import CallName
+from ulpscope.report.escaping import visible
 
 __all__ = ["FreeBenchmarkTask"]
 
@@ -159,7 +160,7 @@ class FreeBenchmarkTask:
             if call.op not in self._told:
                 self._told.add(call.op)
                 reason = str(error).strip().partition("\n")[0][:200]
-                print(f"msprobe: free benchmark: {self._old_name(call)} is not disturbed: {reason}", file=sys.stderr)
+                print(visible(f"msprobe: free benchmark: {self._old_name(call)} is not disturbed: {reason}"), file=sys.stderr)
             return None
 
     # ---- results

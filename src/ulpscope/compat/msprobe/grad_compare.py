@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from ulpscope.errors import DamagedRunError, MissingDependencyError, NothingComparableError
+from ulpscope.numerics.casting import as_array
 from ulpscope.report.escaping import visible
 from ulpscope.report.figures import Curves
 from ulpscope.report.grad_probe import write_similarities
+from ulpscope.store.foreign import open_tensor
 
 __all__ = ["GradComparator", "suspicions"]
 
@@ -110,8 +112,11 @@ def _summary_names(rank: Path) -> list[str]:
     file = min(rank.glob("grad_summary_*.csv"), default=None)
     if file is None:
         return []
-    with file.open(encoding="utf-8", errors="replace", newline="") as stream:
-        return [row["param_name"] for row in csv.DictReader(stream) if row.get("param_name")]
+    try:
+        with file.open(encoding="utf-8", errors="replace", newline="") as stream:
+            return [row["param_name"] for row in csv.DictReader(stream) if row.get("param_name")]
+    except csv.Error as error:
+        raise DamagedRunError(f"'{file}' is no csv ({error}); run the probe again, or take the file away: it only says the order") from None
 
 
 def _similarities(first: Path, second: Path, steps: Sequence[int], names: Sequence[str]) -> dict[str, list[float]]:
@@ -133,12 +138,12 @@ def _similarities(first: Path, second: Path, steps: Sequence[int], names: Sequen
 
 def _mask(file: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
     try:
-        mask = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DamagedRunError(f"'{file}' cannot be read as a mask of signs ({error}); run the probe again") from None
-    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-        raise DamagedRunError(f"'{file}' holds {getattr(mask, 'dtype', 'several arrays')}, no mask of signs; run the probe again")
-    return mask
+        mask = open_tensor(file)
+    except DamagedRunError as error:
+        raise DamagedRunError(f"'{file}' cannot be read as a mask of signs: {error}; run the probe again") from None
+    if mask.dtype != "bool":
+        raise DamagedRunError(f"'{file}' holds {mask.dtype}, no mask of signs; run the probe again")
+    return as_array(mask).view(np.bool_)
 
 
 def _draw(folder: Path, steps: Sequence[int], similarities: dict[str, list[float]]) -> None:
@@ -150,11 +155,13 @@ def _draw(folder: Path, steps: Sequence[int], similarities: dict[str, list[float
             curves = Curves(f"{name}_similarities", "similarities", tuple(steps), {name: np.asarray(values)}, None, None)
             write_curves(curves, folder / f"{name}_similarities.png")
     except MissingDependencyError as error:
-        print(f"msprobe: no pictures: {error}")
+        print(visible(f"msprobe: no pictures: {error}"))
 
 
 def _tell(out: Path, steps: Sequence[int], similarities: dict[str, list[float]]) -> None:
-    print(f"msprobe: {len(similarities) - 1} parameters and {len(steps)} steps compared; the table is '{out / 'similarities.csv'}'")
+    print(
+        visible(f"msprobe: {len(similarities) - 1} parameters and {len(steps)} steps compared; the table is '{out / 'similarities.csv'}'")
+    )
     found = sorted(suspicions(steps, similarities), key=lambda each: each[0])
     for step, name, why in found[:_MOST_TOLD]:
         print(f"msprobe: suspicious from step {step}: the similarity of {visible(name)} {why}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ulpscope.compat.msprobe.config import DebuggerConfig
 from ulpscope.compat.msprobe.tasks import process_rank
 from ulpscope.errors import InputError
+from ulpscope.report.escaping import visible
 from ulpscope.report.grad_probe import GradLevel, gradient_row, write_mask, write_summary
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class GradientTask:
                 self._take(self._count - 1)
         except Exception as error:  # nothing of ours may end a training
             if not self._has_failed:
-                print(f"msprobe: could not take gradients: {error}", file=sys.stderr)
+                print(visible(f"msprobe: could not take gradients: {error}"), file=sys.stderr)
             self._has_failed = True
 
     def _is_ours(self, optimizer: Any) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.compat.bridge import tell_finding
 from ulpscope.compat.msprobe.compare_files import fresh_stamp, output_folder
 from ulpscope.errors import InputError
@@ -18,7 +19,8 @@ def run_graph(given: argparse.Namespace) -> int:
     from ulpscope.workflows.comparing import compare_runs
 
     if given.golden_path is None:
-        raise InputError(f"the graph of a single dump is not there: look at it with 'ulpscope show {given.target_path}'")
+        command = command_line("ulpscope", "show", as_path(given.target_path))
+        raise InputError(f"the graph of a single dump is not there: look at it with: {command}")
     if given.rank_size or given.tp or given.pp:
         raise InputError("dumps of other parallel layouts are not merged here: give two dumps of the same layout")
     folder: Path = output_folder(given.output_path)

@@ -12,11 +12,11 @@ import csv
 import re
 from pathlib import Path
 
-from ulpscope._optional import require
 from ulpscope.compat.msprobe.compare_files import fresh_stamp, output_folder, write_cells
-from ulpscope.compat.msprobe.compare_rows import Cell
 from ulpscope.compat.msprobe.flat_yaml import read_lists
+from ulpscope.compat.sheets import Cell, read_csv, read_sheet
 from ulpscope.errors import InputError
+from ulpscope.report.escaping import visible
 
 __all__ = ["run_merge"]
 
@@ -51,7 +51,8 @@ def run_merge(given: argparse.Namespace) -> int:
         cells = [([name, *(_cell(rows.get(name), column) for rows in tables.values())], None) for name in names]
         sheets[_NAME_OF_SHEET.sub("_", column)[:31]] = (headings, cells)
     write_cells(path, sheets)
-    print(f"{len(names)} rows of {len(tables)} ranks are in '{path}'; the same by hand: ulpscope compare, which takes all ranks at once")
+    where = f"{len(names)} rows of {len(tables)} ranks are in '{visible(str(path))}'"
+    print(f"{where}; the same by hand: ulpscope compare, which takes all ranks at once")
     return 0
 
 
@@ -73,7 +74,7 @@ def _table(path: Path) -> dict[str, dict[str, Cell]]:
     if path.stat().st_size > _MOST_BYTES:
         raise InputError(f"'{path}' is larger than {_MOST_BYTES >> 30} GiB, which no result is; give another folder")
     try:
-        rows = _csv_rows(path) if path.suffix == ".csv" else _xlsx_rows(path)
+        rows = read_csv(path) if path.suffix == ".csv" else read_sheet(path)
     except (csv.Error, ValueError, KeyError) as error:
         raise InputError(f"'{path}' cannot be read as a result ({str(error)[:80]}); compare this rank again") from None
     headings = [str(cell) for cell in rows[0]] if rows else []
@@ -81,20 +82,6 @@ def _table(path: Path) -> dict[str, dict[str, Cell]]:
         raise InputError(f"'{path}' is no result that can be merged: it has no column NPU Name, or compares by checksums")
     dicts = (dict(zip(headings, cells, strict=False)) for cells in rows[1:])
     return {str(row["NPU Name"]): row for row in dicts if row.get("NPU Name") not in (None, "N/A")}
-
-
-def _csv_rows(path: Path) -> list[list[Cell]]:
-    with path.open(newline="", encoding="utf-8-sig") as stream:
-        return [list(row) for row in csv.reader(stream)]
-
-
-def _xlsx_rows(path: Path) -> list[list[Cell]]:
-    openpyxl = require("openpyxl", extra="xlsx", purpose=f"reading '{path.name}'; results as csv need nothing, or else it")
-    try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        return [list(row) for row in book.active.iter_rows(values_only=True)]
-    except Exception as error:  # of a zip, of XML: nearly anything
-        raise ValueError(str(error) or type(error).__name__) from None
 
 
 def _cell(row: dict[str, Cell] | None, column: str) -> Cell:

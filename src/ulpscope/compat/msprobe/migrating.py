@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.compat.msprobe.config import DebuggerConfig
 from ulpscope.store.foreign import operation
 
@@ -44,7 +44,7 @@ def migrate(config: DebuggerConfig) -> Migration:
         return _checking(config)
     if config.task == "free_benchmark":
         return Migration(
-            (_run(config, ["--keep", "tensors"]), f"ulpscope check {_into(config)}"),
+            (_run(config, ["--keep", "tensors"]), command_line("ulpscope", "check", _into(config))),
             ("free_benchmark disturbs each call and looks whether its result jumps; check runs each call again in a higher precision "
              "instead, and says how far it is from what an honest kernel computes",),
         )  # fmt: skip
@@ -84,18 +84,18 @@ def _run(config: DebuggerConfig, options: Sequence[str]) -> str:
         words += ["--seed", str(config.seed)]
     if config.is_deterministic:
         words.append("--deterministic")
-    return shlex.join([*words, "train.py"])
+    return command_line(*words, "train.py")
 
 
 def _into(config: DebuggerConfig) -> str:
-    return config.dump_path or "runs/a"
+    return as_path(config.dump_path or "runs/a")
 
 
 def _checking(config: DebuggerConfig) -> Migration:
     select = [f"*{name}*" for name in config.options.white_list] + [f"!*{name}*" for name in config.options.black_list]
     options = [word for pattern in select for word in ("--select", pattern)]
-    check = shlex.join(["ulpscope", "check", _into(config), *options, "--save-failures", config.options.error_data_path])
-    return Migration((shlex.join(["ulpscope", "run", "--into", _into(config), "train.py"]), check))
+    check = command_line("ulpscope", "check", _into(config), *options, "--save-failures", config.options.error_data_path)
+    return Migration((command_line("ulpscope", "run", "--into", _into(config), "train.py"), check))
 
 
 def _patterns(config: DebuggerConfig) -> Iterator[str]:

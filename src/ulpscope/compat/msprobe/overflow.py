@@ -19,6 +19,7 @@ from ulpscope.compat.msprobe.names import Names
 from ulpscope.compat.msprobe.tasks import Place
 from ulpscope.compat.msprobe.writer import DumpOptions, MsprobeSink
 from ulpscope.model import CallRecord, NonFinite, NonFiniteCall
+from ulpscope.report.escaping import visible
 from ulpscope.workflows.capturing import Capture
 
 __all__ = ["OverflowTask"]
@@ -95,7 +96,7 @@ class OverflowTask:
             return
         self._count += 1
         how = "inf or NaN out of finite inputs" if call.kind in ("made", "soft") else "inf or NaN that it was given"
-        print(f"msprobe: overflow {self._count}: {name}: {how}; its data are in '{self._folder()}'", file=sys.stderr)
+        print(visible(f"msprobe: overflow {self._count}: {name}: {how}; its data are in '{self._folder()}'"), file=sys.stderr)
         if self._limit is not None and self._count >= self._limit:
             raise MsprobeException(
                 f"the training ends after {self._count} of {self._limit} overflows (overflow_nums), the last in {name}; "

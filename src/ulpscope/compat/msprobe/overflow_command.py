@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.compat.checker.run_overflow_check import overflow_line, tell_counts
 from ulpscope.compat.msprobe.acc_check import existing_device
 from ulpscope.compat.msprobe.compare_files import output_folder
@@ -53,7 +54,8 @@ def run_anomaly_analyze(given: argparse.Namespace) -> int:
     else:
         print(f"first non-finite value: {visible(report.first.headline)}")
         print(f"  {visible(report.first.cause or report.first.remedy)}")
-    print(f"the analysis is in '{path}'; the same by hand: ulpscope nonfinite {given.input_path}")
+    command = command_line("ulpscope", "nonfinite", as_path(given.input_path))
+    print(f"the analysis is in '{visible(str(path))}'; the same by hand: {command}")
     return 0
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from ulpscope._shell import as_path, command_line
 from ulpscope.compat.msprobe.acc_check import write_table
 from ulpscope.compat.msprobe.compare_files import fresh_stamp
 from ulpscope.errors import InputError
 from ulpscope.model.checks import CheckStatus
 from ulpscope.model.standards import DeviceComparison, DevicePair
+from ulpscope.report.escaping import visible
 from ulpscope.workflows.check_details import STATUS_WORDS
 from ulpscope.workflows.device_checks import compare_devices
 
@@ -62,8 +64,8 @@ def run_precision_compare(given: argparse.Namespace) -> int:
     write_table(result, RESULT_COLUMNS, _results(comparison))
     write_table(details, DETAIL_COLUMNS, map(_detail, comparison.pairs))
     counts = ", ".join(f"{count} {STATUS_WORDS[status]}" for status, count in comparison.counts.items() if count)
-    print(f"the results are in '{result}' and '{details}': {counts}")
-    print(f"the same by hand: ulpscope check-devices {given.npu_csv_path} {given.gpu_csv_path}")
+    print(visible(f"the results are in '{result}' and '{details}': {counts}"))
+    print(f"the same by hand: {command_line('ulpscope', 'check-devices', as_path(given.npu_csv_path), as_path(given.gpu_csv_path))}")
     return 0
 
 

@@ -20,6 +20,7 @@ from ulpscope.compat.pt_files import save_pt
 from ulpscope.compat.tensor_files import TensorFiles
 from ulpscope.errors import InputError
 from ulpscope.model import Slot
+from ulpscope.report.escaping import visible
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,7 @@ class SavingTask:
             return
         problem = _problem(variable, name, save_backward)
         if problem:
-            print(f"msprobe: save() skipped: {problem}", file=sys.stderr)
+            print(visible(f"msprobe: save() skipped: {problem}"), file=sys.stderr)
             return
         if self._files is None:
             self._files = _SavedStep(self._place, self._iteration, self._options)
@@ -141,7 +142,7 @@ class _SavedStep:
         try:
             holder[place] = self._tensor(gradient, key)
         except Exception as error:  # nothing of ours may end a backward pass
-            print(f"msprobe: could not save the gradient {key}: {error}", file=sys.stderr)
+            print(visible(f"msprobe: could not save the gradient {key}: {error}"), file=sys.stderr)
 
 
 def _problem(variable: Any, name: Any, save_backward: Any) -> str:

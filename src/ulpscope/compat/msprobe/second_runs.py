@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from ulpscope.capture.torch_internals import without_function_modes
+from ulpscope.capture.walk import encode_arguments
 from ulpscope.compat.msprobe.perturbing import disturbed, mapped, relative_error, tensors_of
 from ulpscope.compat.msprobe.preheating import HONEST
 from ulpscope.model import CallName
+from ulpscope.model.randomness import draws
 
 __all__ = ["SecondGradients", "SecondRun", "floating_pairs"]
 
@@ -35,7 +37,7 @@ class SecondRun:
         self._keeps_graph = keeps_graph
         self._given = (args, kwargs)
         self._versions = _versions(self._given)
-        self._generators = _Generators(self._given, can_be_repeated=call.sounds_random)
+        self._generators = _Generators(self._given, can_be_repeated=_draws(call, args, kwargs))
         with _apart(keeps_graph=keeps_graph):
             self._inputs = disturbed(self._given, mode)
 
@@ -69,7 +71,7 @@ class SecondGradients:
     def __init__(self, call: CallName, func: _Function, args: Any, kwargs: Any, mode: str) -> None:
         self._func = func
         self._mode = mode
-        self._generators = _Generators((args, kwargs), can_be_repeated=call.sounds_random)
+        self._generators = _Generators((args, kwargs), can_be_repeated=_draws(call, args, kwargs))
         self._wanted = [tensor.requires_grad for tensor in tensors_of((args, kwargs))]
         with _apart(keeps_graph=False):
             self._given = mapped((args, kwargs), lambda tensor: tensor.detach())
@@ -107,6 +109,10 @@ def floating_pairs(first: Any, second: Any) -> Iterator[tuple[int | None, torch.
     for place, (one, other) in pairs:
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.is_floating_point() and one.numel():
             yield place, one, other
+
+
+def _draws(call: CallName, args: Any, kwargs: Any) -> bool:
+    return draws(call.op, encode_arguments(args, kwargs)[0])
 
 
 class _Generators:

@@ -31,6 +31,7 @@ from ulpscope.compat.pt_files import save_pt
 from ulpscope.compat.ptdbg.slots import floating_inputs
 from ulpscope.compat.tensor_files import TensorFiles
 from ulpscope.model import DTYPES, Arguments, CallName, CallRecord, Frame, LedgerEntry, Slot, Summary, TensorRecord
+from ulpscope.report.escaping import visible
 
 __all__ = ["Described", "DumpOptions", "Layout", "MsprobeSink", "json_header", "numbers_of"]
 
@@ -59,6 +60,8 @@ class DumpOptions:
 
 class MsprobeSink:
     """One rank of a dump; implements Sink. `folder` says where the step under way goes."""
+
+    shows_overwritten = True
 
     def __init__(self, folder: Callable[[], Path], options: DumpOptions, names: Names, choice: Choice) -> None:
         self._folder = folder
@@ -90,7 +93,7 @@ class MsprobeSink:
         self.end_step()
 
     def note(self, entry: LedgerEntry) -> None:
-        print(f"msprobe: could not {entry.what}: {entry.why}", file=sys.stderr)
+        print(visible(f"msprobe: could not {entry.what}: {entry.why}"), file=sys.stderr)
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
         return self._step.keep(dtype, shape, buffer) if self._step is not None else None

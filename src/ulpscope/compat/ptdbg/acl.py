@@ -11,8 +11,9 @@ import os
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ulpscope._files import read_small
 from ulpscope.compat.ptdbg.exceptions import CompareException
-from ulpscope.errors import MissingDependencyError
+from ulpscope.errors import InputError, MissingDependencyError
 
 __all__ = ["check_backward_input", "check_config", "refuse"]
 
@@ -40,12 +41,10 @@ def check_config(config: object, argument: str) -> Path:
 
 def _settings(config: Path) -> dict[str, Any]:
     try:
-        if config.stat().st_size > _MOST_BYTES:
-            raise _bad(config, "it is larger than a settings file can be")
-        content = json.loads(config.read_text(encoding="utf-8"))
+        content = json.loads(read_small(config, _MOST_BYTES, "dump.json").decode())
+    except InputError:
+        raise _bad(config, "it is larger than a settings file can be") from None
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, CompareException):
-            raise
         raise _bad(config, f"it is not JSON ({str(error)[:80]})") from None
     settings = content.get("dump") if isinstance(content, dict) else None
     if not isinstance(settings, dict):

@@ -74,6 +74,7 @@ def write_advice(advice: Advice, path: Path) -> None:
     with replacing(path) as temporary:
         temporary.write_text("".join(f"{entry}\n" for entry in advice.entries()), encoding="utf-8")
         temporary.chmod(0o640)
+    print_info("By the rule of ptdbg_ascend, which looks at cosine and largest error alone:")
     for entry in advice.entries():
         print_info(entry)
     print_info(f"The advice is in {path}")

@@ -164,11 +164,11 @@ def compare_dumps(npu: Dump, bench: Dump, output: Path, options: Options, suffix
     comparison = _our_comparison(npu, bench)
     rows = list(mode.rows(matches, npu, bench, options, comparison))
     _write(table, mode.columns, rows, matches if options.stack_mode else None, has_stacks=all(file.has_stacks for file in files))
+    if comparison is not None:
+        _tell_finding(comparison, table.with_suffix(".html"))
     _tell_result(table, matches, files, rows, mode.columns)
     if options.auto_analyze and mode.columns is TENSOR_COLUMNS:
         write_advice(advise([row[0] for row in rows], [row[-2] for row in rows]), output / f"advisor_{stamp}.txt")
-    if comparison is not None:
-        _tell_finding(comparison, table.with_suffix(".html"))
     return table
 
 

@@ -25,11 +25,14 @@ from ulpscope.model import DTYPES, CallName, CallRecord, Frame, LedgerEntry, Ten
 
 __all__ = ["DumpWriter", "frames_line", "number_line", "tensor_line"]
 
+_MOST_NAMES = 3
 _NO_STATISTICS: list[Any] = [[], [], []]
 
 
 class DumpWriter:
     """One dump of one rank. `name_of` gives the old name of a call, or None for what the old tool does not record."""
+
+    shows_overwritten = True
 
     def __init__(self, folder: Path, options: DumpOptions, name_of: Callable[[CallName], str | None]) -> None:
         self.folder = folder
@@ -37,6 +40,8 @@ class DumpWriter:
         self._options = options
         self._name_of = name_of
         self._is_chosen = options.chooser()
+        self._has_chosen = False
+        self._first_names: list[str] = []
         self._inputs: dict[CallName, list[tuple[int | str, ...]]] = {}
         make_folder(folder)
         self._data = folder / options.stem
@@ -61,6 +66,7 @@ class DumpWriter:
             os.close(self._pkl)
             self._pkl = -1
             self._tensors.close()
+            self._tell_empty_scope()
 
     def write(self, record: CallRecord) -> None:
         name = self._name_of(record.call)
@@ -69,7 +75,11 @@ class DumpWriter:
         if record.phase == "forward" and self._options.needs_backward:
             self._inputs[record.call] = floating_inputs(record)
         api = f"{name}_{record.phase}"
-        if not self._is_chosen(api) or record.phase not in self._options.words or self._is_empty(record):
+        is_chosen = self._is_chosen(api)
+        self._has_chosen = self._has_chosen or is_chosen
+        if len(self._first_names) < _MOST_NAMES:
+            self._first_names.append(api)
+        if not is_chosen or record.phase not in self._options.words or self._is_empty(record):
             return
         step_flag = int(record.level == "module")
         lines = [self._line(f"{api}_{part}", value, step_flag) for part, value in self._values(record)]
@@ -78,6 +88,13 @@ class DumpWriter:
         if lines:
             self._append(lines)
             self.num_apis += 1
+
+    def _tell_empty_scope(self) -> None:
+        """Say that a scope named nothing that ran: its files are empty, and look like those of a dump."""
+        wanted = self._options.scope or self._options.api_list
+        if wanted and not self._has_chosen:
+            seen = f"the first APIs are {', '.join(self._first_names)}" if self._first_names else "no API ran that these could name"
+            print_warning(f"mode '{self._options.mode}' with {list(wanted)} matched no API, so nothing was dumped; {seen}")
 
     def _is_empty(self, record: CallRecord) -> bool:
         """Whether no values were read at all: meta tensors, memory that nobody has written to."""

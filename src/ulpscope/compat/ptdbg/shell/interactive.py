@@ -20,7 +20,7 @@ from ulpscope.compat.ptdbg.shell.acl_dumps import compare_acl, convert_acl
 from ulpscope.compat.ptdbg.shell.arguments import PARSERS, ShellParser, UsageError
 from ulpscope.compat.ptdbg.shell.arrays import compare_arrays, show_array
 from ulpscope.compat.ptdbg.shell.programs import matching_paths, run_line
-from ulpscope.errors import UlpscopeError
+from ulpscope.errors import sentence_for
 from ulpscope.report.escaping import visible
 
 __all__ = ["ParseShell", "main"]
@@ -128,8 +128,11 @@ def _telling(action: Callable[[], object]) -> None:
     except UsageError as error:
         if str(error):
             print(visible(str(error)))
-    except (UlpscopeError, ValueError, OSError) as error:
-        print(f"[ERROR] {visible(str(error))}")
+    except Exception as error:
+        sentence = sentence_for(error) or (str(error) if isinstance(error, ValueError) else None)
+        if sentence is None:
+            raise
+        print(f"[ERROR] {visible(' '.join(sentence.splitlines()))}")
 
 
 def main(kind: type[ParseShell] = ParseShell) -> None:
