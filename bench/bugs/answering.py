@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.bugs.baselines import BASELINES
 from bench.bugs.case import Case, all_cases
 from bench.bugs.recording import SIDES, record_pair
 from bench.bugs.scoring import Blame, Score, score
+
+if TYPE_CHECKING:
+    from ulpscope.model import Comparison
 
 __all__ = ["KEEPS", "Answer", "answer_all", "answer_case"]
 
@@ -95,15 +99,20 @@ def _answers_of_ulpscope(case: Case, folder: Path, keep: str, record_s: float) -
     ours = Answer(
         case=case.name,
         tool=f"ulpscope, {keep}",
-        score=score(case, map(Blame.of_finding, comparison.findings)),
+        score=score(case, map(Blame.of_finding, comparison.findings), is_unknown=comparison.verdict == "unknown"),
         record_s=record_s,
         compare_s=time.perf_counter() - begin,
         num_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        evidence=[f"{finding.level} {finding.kind}: {finding.headline}" for finding in comparison.findings],
+        evidence=[f"{finding.level} {finding.kind}: {finding.headline}" for finding in comparison.findings] + _gaps(comparison),
     )
     if keep != "tensors":
         return [ours]
     return [ours, *(Answer(case=case.name, tool=name, score=score(case, rule(comparison))) for name, rule in BASELINES.items())]
+
+
+def _gaps(comparison: Comparison) -> list[str]:
+    gaps = comparison.coverage.gaps
+    return [f"gap {gap.kind}: {gap.many} {gap.why}, first {', '.join(gap.places)}" for gap in gaps]
 
 
 def _answers_of_peer(cases: Sequence[Case], python: str, folder: Path, keeps: Sequence[str], jobs: int) -> Iterator[Answer]:

@@ -48,7 +48,10 @@ def kinds_of(phase: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How one tool did on one case. The first four say nothing on a clean pair, `false_alarm` nothing on a fault."""
+    """How one tool did on one case. The first four say nothing on a clean pair, `false_alarm` and `unknown` nothing on a fault.
+
+    `unknown` says that the tool could not tell of a clean pair that it is clean: no alarm, and no quiet either.
+    """
 
     detected: bool
     top1: bool
@@ -57,15 +60,29 @@ class Score:
     num_wrongly_blamed: int
     false_alarm: bool
     blamed: str
+    unknown: bool = False
+
+    @property
+    def is_quiet(self) -> bool:
+        return not (self.false_alarm or self.unknown)
 
 
-def score(case: Case, blames: Iterable[Blame]) -> Score:
+def score(case: Case, blames: Iterable[Blame], *, is_unknown: bool = False) -> Score:
     """Faults come before remarks, each in the order given; the first three of them count for top-3."""
     ranked = sorted(blames, key=lambda blame: not blame.is_fault)
     faults = [blame for blame in ranked if blame.is_fault]
     blamed = faults[0].headline if faults else ""
     if case.expected is None:
-        return Score(detected=False, top1=False, top3=False, phase=False, num_wrongly_blamed=0, false_alarm=bool(faults), blamed=blamed)
+        return Score(
+            detected=False,
+            top1=False,
+            top3=False,
+            phase=False,
+            num_wrongly_blamed=0,
+            false_alarm=bool(faults),
+            blamed=blamed,
+            unknown=is_unknown and not faults,
+        )
     right = [case.expected.matches(blame) for blame in ranked]
     return Score(
         detected=bool(faults),
@@ -90,6 +107,7 @@ class Totals:
     phase: int
     wrongly_blamed: int
     false_alarms: int
+    unknown: int = 0
 
     def share(self, count: int) -> float:
         return count / self.num_faults if self.num_faults else 1.0
@@ -106,4 +124,5 @@ def totals(scored: Sequence[tuple[Case, Score]]) -> Totals:
         phase=sum(score.phase for score in faults),
         wrongly_blamed=sum(score.num_wrongly_blamed for score in faults),
         false_alarms=sum(score.false_alarm for _, score in scored),
+        unknown=sum(score.unknown for _, score in scored),
     )

@@ -38,14 +38,14 @@ class OtherStream(TorchDispatchMode):
 
 
 def _dropped(side: Side) -> Program:
-    """Dropout in training on a backend with a generator of its own."""
-    model = nn.Sequential(nn.Linear(12, 64), nn.Dropout(0.2), nn.GELU(), nn.Linear(64, 64), nn.Dropout(0.2), nn.Linear(64, 5))
+    """Dropout that is switched off, on a backend with a generator of its own."""
+    model = nn.Sequential(nn.Linear(12, 64), nn.Dropout(0.2), nn.GELU(), nn.Linear(64, 64), nn.Dropout(0.2), nn.Linear(64, 5)).eval()
     return _classified(model, side, OtherStream())
 
 
 def _other_seed(side: Side) -> Program:
-    """Dropout in training where the subject was seeded otherwise just before it began."""
-    model = nn.Sequential(nn.Linear(12, 64), nn.Dropout(0.2), nn.GELU(), nn.Linear(64, 5))
+    """Dropout of nothing where the subject was seeded otherwise just before it began."""
+    model = nn.Sequential(nn.Linear(12, 64), nn.Dropout(0.0), nn.GELU(), nn.Linear(64, 5))
     program = _classified(model, side, None)
     torch.manual_seed(5 if side == "subject" else 6)
     return program
@@ -189,8 +189,10 @@ def _case(name: str, what: str, program: Any, machine: str = "") -> Case:
 
 
 CASES = [
-    _case("clean_dropout_other_stream", "dropout with the random numbers of another backend", _dropped, "another generator"),
-    _case("clean_dropout_other_seed", "dropout after another seed", _other_seed),
+    _case(
+        "clean_dropout_other_stream", "dropout that is switched off, on a backend with other random numbers", _dropped, "another generator"
+    ),
+    _case("clean_dropout_other_seed", "dropout of nothing after another seed", _other_seed),
     _case(
         "clean_router_near_tie",
         "a router of which two rows are the same but for the last bits",
