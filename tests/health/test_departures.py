@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 from tests.health.training import FAULTS, train
 from ulpscope.cli import cli
@@ -16,7 +18,7 @@ from ulpscope.errors import NotARunError, NothingComparableError
 from ulpscope.judge.series import LIMITS
 from ulpscope.store import create_run
 from ulpscope.store.series import SeriesSink, open_health
-from ulpscope.workflows.watching import compare_health
+from ulpscope.workflows.watching import compare_health, watch
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,33 @@ def test_a_fault_of_the_first_steps_is_found_too(at: int, references: dict[str, 
     comparison = compare_health(train(tmp_path / "subject", fault="corrupted", at=at), references["adamw"])
     assert (comparison.parted_at, comparison.findings[0].module) == (at, "layers.1.up")
     assert f"up to step {at - 1} both runs are equal bit by bit" in comparison.findings[0].evidence
+
+
+@pytest.mark.parametrize("lacks", ["subject", "reference"])
+def test_a_parameter_that_one_run_never_trains_is_a_departure(lacks: str, tmp_path: Path) -> None:
+    """The others stay close to their reference for long, and no rule for noise says anything."""
+
+    def watched(side: str) -> Path:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        net[0].bias.requires_grad_(side != lacks)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with watch(net, optimizer, into=tmp_path / side, quiet=True):
+            for _ in range(12):
+                optimizer.zero_grad()
+                net(torch.randn(16, 6)).square().mean().backward()
+                optimizer.step()
+        return tmp_path / side
+
+    comparison = compare_health(watched("subject"), watched("reference"))
+    assert (comparison.verdict, comparison.parted_at) == ("diverges", 0)
+    assert comparison.findings[0].headline == f"the runs part at step 0: gradient of 0.bias is missing in the {lacks}"
+
+
+def test_steps_that_only_one_run_has_are_told(references: dict[str, Path], tmp_path: Path) -> None:
+    comparison = compare_health(train(tmp_path / "short", steps=12), references["adamw"])
+    [note] = [finding.headline for finding in comparison.findings if finding.kind == "coverage"]
+    assert note == "18 of 30 steps of the reference are not compared: the other side did not watch them"
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

@@ -25,11 +25,13 @@ def explain_health(
     *,
     alerts: Sequence[Alert] = (),
     num_left_out: int = 0,
+    lone_steps: tuple[int, int] = (0, 0),
     chance: float | None = None,
 ) -> tuple[Finding, ...]:
     """Findings in the order of cause: where the runs part, copies that drift apart, what the subject was warned about.
 
-    `chance` is the share of equal signs of unrelated runs, None of related ones.
+    `chance` is the share of equal signs of unrelated runs, None of related ones. `lone_steps`: how many only the subject and only the
+    reference has.
     """
     found: list[Finding] = []
     if drifts:
@@ -42,6 +44,10 @@ def explain_health(
     if num_left_out:
         text = f"{num_left_out} steps were passed over to stay within memory, so the step is as exact as the ones that are left"
         found.append(Finding(level="note", kind="coverage", headline=text))
+    for side, many in zip(("subject", "reference"), lone_steps, strict=True):
+        if many:
+            text = f"{many} of {len(pair.steps) + many} steps of the {side} are not compared: the other side did not watch them"
+            found.append(Finding(level="note", kind="coverage", headline=text))
     if chance is not None:
         found.append(_unrelated(pair, chance))
     elif not departures and not _is_equal(pair):

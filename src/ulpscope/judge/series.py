@@ -143,9 +143,11 @@ def _repetition(pair: SeriesPair) -> Iterator[Departure]:
 
 
 def _presence(pair: SeriesPair) -> Iterator[Departure]:
+    gradients = [place for place, target in enumerate(pair.targets) if target.kind == "gradient"]
+    are_watched = all(side[:, gradients].any() for side in (pair.present_subject, pair.present_reference))
     for place, target in enumerate(pair.targets):
         one, other = pair.present_subject[:, place], pair.present_reference[:, place]
-        if (target.kind == "gradient" and one.any() and other.any()) or (target.kind == "parameter" and one.any() != other.any()):
+        if (target.kind == "gradient" and are_watched) or (target.kind == "parameter" and one.any() != other.any()):
             apart = _lasting(one & ~other, int(LIMITS["stillness"].value)) | _lasting(other & ~one, int(LIMITS["stillness"].value))
             yield from _first(
                 pair, apart, "presence", target.kind, target.name, one.astype(float), other.astype(float), "lasting", target.layer

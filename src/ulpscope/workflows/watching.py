@@ -321,7 +321,13 @@ def compare_health(subject: str | os.PathLike[str], reference: str | os.PathLike
         subject_path=str(subject),
         reference_path=str(reference),
         findings=explain_health(
-            pair, departures, drifts, alerts=alerts, num_left_out=max(each.num_left_out for each in joined), chance=chance
+            pair,
+            departures,
+            drifts,
+            alerts=alerts,
+            num_left_out=max(each.num_left_out for each in joined),
+            lone_steps=(len(joined[0].steps) - len(pair.steps), len(joined[1].steps) - len(pair.steps)),
+            chance=chance,
         ),
         departures=departures,
         steps=pair.steps,
