@@ -253,7 +253,8 @@ def _better_verdict(
     is_other = across.level == "differs" or _is_reordered(found)
     if is_other and allowance.inputs_agree and _draws(pair, trail, replay) and _may_draw_otherwise(pair, trail):
         return judge_draw_of(pair.record, slot)
-    return judge_replayed(slot, found, allowance, replay, across) if replay else None
+    is_free = slot.slot.path[:1] != () and slot.slot.path[0] in pair.record.call.free_signs
+    return judge_replayed(slot, found, allowance, replay, across, is_free=is_free) if replay else None
 
 
 def _is_handed_on_otherwise(pair: Pair, trail: Trail) -> bool:

@@ -169,11 +169,13 @@ def _dropped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
     kept, dropped, size = _kept_and_dropped(draw, given.to(torch.float64), float(share))
     found = value.to(torch.float64)
     slack = _ROUNDINGS * torch.finfo(value.dtype).eps * size + torch.finfo(value.dtype).tiny
-    is_kept, is_dropped = (found - kept).abs() <= slack, (found - dropped).abs() <= slack
-    if wrong := int((~(is_kept | is_dropped)).sum()):
+    is_kept, is_dropped = ((found - one).abs() <= slack for one in (kept, dropped))
+    is_kept |= (found == kept.to(value.dtype)) & ~torch.isfinite(found)  # it overflows
+    is_open = ~torch.isfinite(given)  # nothing is known of what becomes of NaN, infinities times 0 among them
+    if wrong := int((~(is_kept | is_dropped | is_open)).sum()):
         text = "by another factor than 1 / (1 - p)" if not _is_alpha(draw) else "otherwise than an alpha dropout does"
         return IMPOSSIBLE, f"scales {wrong} of the elements that it keeps {text}"
-    is_known, is_dropped = _by_unit(draw, ~(is_kept & is_dropped)), _by_unit(draw, is_dropped & ~is_kept)
+    is_known, is_dropped = _by_unit(draw, ~(is_kept & is_dropped) & ~is_open), _by_unit(draw, is_dropped & ~is_kept & ~is_open)
     return _share_of(int((is_dropped & is_known).sum()), int(is_known.sum()), float(share), "drops")
 
 
