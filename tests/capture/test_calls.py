@@ -295,3 +295,15 @@ def test_memory_that_nobody_wrote_to_has_no_values_in_a_subclass_either() -> Non
     with recording() as run:
         torch.empty_like(torch.ones(1000).as_subclass(Mine))
     assert "uninitialised" in slot_of(run.one("torch.empty_like"), "output.0").note
+
+
+def test_weights_that_are_averaged_are_calls_of_the_program() -> None:
+    """An optimizer tells what it did to its parameters; nothing else tells what became of an average of them."""
+    model = nn.Linear(2, 2)
+    averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    with recording() as run:
+        averaged.update_parameters(model)
+        averaged.update_parameters(model)
+    ops = [record.call.op for record in run.records]
+    assert ops.count("Tensor.copy_") == 2
+    assert ops.count("torch._foreach_lerp_") == 1

@@ -176,12 +176,28 @@ def by_adding(scale: float) -> Tensor:
     return k.tanh()
 
 
+def by_reducing(scale: float) -> Tensor:
+    rows = torch.arange(8)
+    k = fresh(8, 4).scatter_reduce_(0, rows[:, None].expand(8, 4), X, "sum", include_self=False)
+    return fresh(8, 4).index_reduce_(0, rows.flip(0), X * scale, "mean", include_self=False).sigmoid() * k
+
+
+def by_other_sizes(scale: float) -> Tensor:
+    k = fresh(8, 4)
+    k.resize_(2, 4)
+    k.resize_as_(X)
+    k.copy_(X * scale)
+    return k.log_softmax(-1)
+
+
 PROGRAMS = [
     in_pieces, by_narrow_and_chunk, by_transposes, by_index, by_mask, by_scatter, by_out, by_drawing, by_beta, by_growing, by_other_dtype,
-    by_parts_moved, by_data, by_new_and_strided, in_inference, by_adding,
+    by_parts_moved, by_data, by_new_and_strided, in_inference, by_adding, by_reducing,
+    by_other_sizes,
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
 def test_what_is_written_is_compared(program: Callable[[float], Any], level: Any) -> None:
@@ -243,6 +259,33 @@ def test_it_ends_where_the_values_agree() -> None:
     same = compared(program, program)
     assert rules(same, "matmul") == [("rounding", "unwritten")]
     assert rules(same, "cumsum") == [("same", "derived")]
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+def test_a_reduction_leaves_unwritten_what_it_does_not_reach() -> None:
+    def program(scale: float) -> Tensor:
+        k = fresh(8, 4)
+        k.index_reduce_(0, torch.tensor([0, 0, 1]), X[:3] * scale, "amax", include_self=False)
+        k.index_reduce_(0, torch.tensor([2]), X[:1], "amax", include_self=True)
+        return k[:2].exp()
+
+    same = compared(lambda: program(1.0), lambda: program(1.0))
+    assert same.verdict == "same"
+    reached = [slot.subject.note for call in same.calls for slot in (one.pair for one in call.slots) if slot.subject and slot.subject.note]
+    assert reached[-1] == "uninitialised memory in 24 of 32 elements, which are taken for zero"
+    assert compared(lambda: program(3.0), lambda: program(1.0)).verdict == "diverges"
+
+
+def test_memory_that_was_lent_is_read_again() -> None:
+    """Whoever was handed an array may write to it unseen: what enters the next call is what he wrote."""
+
+    def program(scale: float) -> Tensor:
+        k = fresh(8, 4)
+        k.numpy()[:] = X.numpy() * scale
+        return k.softmax(-1)
+
+    fault = compared(lambda: program(3.0), lambda: program(1.0)).faults[0]
+    assert (fault.headline, fault.slot) == ("a value changes between calls: softmax (call 0, forward, input 0), step 0, rank 0", "input.0")
 
 
 def test_a_fault_among_rows_that_were_written_is_seen() -> None:

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from tests.explain.programs import compared, views_of
 from tests.match.building import Where, train
+from ulpscope import Capture
 from ulpscope.explain.batch import clue_batch, explain_batch
 from ulpscope.model import Comparison, Finding
 from ulpscope.workflows.comparing import compare_runs
@@ -56,3 +61,21 @@ def _shifted(by: int):  # type: ignore[no-untyped-def]
         return batches[where.step + by] if where.op == "state.batch" else value
 
     return train(steps=(0, 1, 2), change=change)
+
+
+def test_modules_that_are_called_in_another_order_are_no_other_batch_and_no_other_parameters(tmp_path: Path) -> None:
+    """Where nobody calls the model as a whole, each of its modules is outermost: what it is given was made on the way."""
+
+    def record(into: Path, order: tuple[int, ...]) -> Path:
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        with Capture(into, model=layers, keep="tensors"):
+            x = torch.randn(3, 4)
+            for layer in order:
+                x = layers[layer](x).tanh()
+            x.sum().backward()
+        return into
+
+    comparison = compare_runs(record(tmp_path / "a", (0, 2, 1, 3)), record(tmp_path / "b", (0, 1, 2, 3)))
+    [fault] = comparison.faults
+    assert (fault.kind, fault.module, fault.call) == ("calls", "1", "functional.linear.1")

@@ -108,3 +108,36 @@ def test_a_scale_error_within_the_rounding_of_bfloat16_is_replayed_by_default(fa
     fault = compare_runs(wrong, honest).faults[0]
     assert (fault.kind, fault.call) == ("contributed", "Tensor.tanh.0")
     assert any("times the exact ones" in line for line in fault.evidence)
+
+
+@pytest.mark.parametrize(
+    ("op", "call"),
+    [
+        (lambda x, is_other: torch.bucketize(x, torch.tensor([1.0, 2.0, 4.0]), right=is_other), "torch.bucketize.0"),
+        (
+            lambda x, is_other: torch.searchsorted(torch.tensor([1.0, 2.0, 4.0]), x, side="right" if is_other else "left"),
+            "torch.searchsorted.0",
+        ),
+        (lambda x, is_other: torch.isclose(x, x + 1, rtol=0, atol=1 if is_other else 0), "torch.isclose.0"),
+    ],
+)
+def test_another_argument_is_no_near_tie(op: Callable[[torch.Tensor, bool], torch.Tensor], call: str) -> None:
+    """On equal inputs nothing was rounded: only the argument makes integers differ, also where every element lies on an edge."""
+
+    def program(done: Callable[[], None], mode: str) -> None:
+        places = op(torch.arange(6.0), bool(mode)).long()
+        torch.arange(8.0).reshape(4, 2)[places].sum(0)
+        done()
+
+    comparison = compare_runs(recorded("other", program=program), recorded(program=program))
+    assert [(fault.kind, fault.call) for fault in comparison.faults] == [("arguments", call)]
+
+
+def test_numbers_that_each_side_computed_may_tip_a_near_tie() -> None:
+    def program(done: Callable[[], None], mode: str) -> None:
+        (torch.arange(6.0) / 10 >= (0.30000001 if mode else 0.3000001)).sum()
+        done()
+
+    comparison = compare_runs(recorded("other", program=program), recorded(program=program))
+    assert next(finding.kind for finding in comparison.findings if finding.level == "note") == "fork"
+    assert not comparison.faults

@@ -73,6 +73,8 @@ _INTERNAL_CALLERS = (
     "torch._inductor",
     "torch._higher_order_ops",
 )
+# But for these: nothing else tells what they do to tensors of the user's.
+_USERS_CALLERS = ("torch.optim.swa_utils",)
 # Python wrappers that stand between the caller and the function.
 _TRANSPARENT = frozenset(
     {
@@ -287,7 +289,7 @@ def business_of(frame: FrameType) -> bool | None:
 
 @functools.lru_cache(maxsize=8192)
 def _is_internal(module: str) -> bool:
-    return any(module == name or module.startswith(name + ".") for name in _INTERNAL_CALLERS)
+    return module not in _USERS_CALLERS and any(module == name or module.startswith(name + ".") for name in _INTERNAL_CALLERS)
 
 
 def caller(depth: int) -> FrameType:

@@ -204,6 +204,7 @@ class TensorReader(Taking):
                 self._unwritten.add(tensor)
             return
         if opened.inputs and may_grow(opened.op):
+            self._unwritten.see(made, is_below_autograd=opened.level == "op")
             for tensor in made:
                 if type(tensor) in PLAIN and not is_traced(tensor) and tensor.untyped_storage().nbytes() > opened.inputs[0].form.extent:
                     self._unwritten.grow(tensor, opened.inputs[0].form.extent)
@@ -230,6 +231,7 @@ class TensorReader(Taking):
         if self.unwritten:
             for tensor in tensors:
                 self._unwritten.forget(tensor)
+                self.forget_storage(tensor)  # also that nobody had written to it
 
     def record(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> TensorRecord:
         """Describe one tensor. Call it where no function mode is active."""

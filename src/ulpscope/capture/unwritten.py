@@ -53,7 +53,8 @@ _KEEPING_PLACES = frozenset(
     alias_copy lift_fresh_copy expand_copy
     """.split()
 )
-_ADDING_UP = frozenset("index_add_ scatter_add_ scatter_reduce_ index_reduce_ _foreach_add_ _foreach_mul_".split())
+_ADDING_UP = frozenset("index_add_ scatter_add_ _foreach_add_ _foreach_mul_".split())
+_REDUCING = frozenset(("scatter_reduce", "index_reduce"))
 
 
 class FollowedCall(Protocol):
@@ -196,11 +197,15 @@ class Unwritten:
 
         Below autograd the version of what was written to rises only afterwards.
         """
-        for tensor in written:  # the version that it has now is one that was seen
-            if _has_memory(tensor) and (memory := self.memories.get(storage_identity(tensor))) is not None:
-                memory.version = max(memory.version, _version(tensor) + is_below_autograd)
+        self.see(written, is_below_autograd=is_below_autograd)
         with blind():
             return list(_Followed(self, op, given, found, written, results))
+
+    def see(self, written: Iterable[torch.Tensor], *, is_below_autograd: bool = False) -> None:
+        """Know the version that tensors have now for one that recorded calls gave them; below autograd it rises only afterwards."""
+        for tensor in written:
+            if _has_memory(tensor) and (memory := self.memories.get(storage_identity(tensor))) is not None:
+                memory.version = max(memory.version, _version(tensor) + is_below_autograd)
 
     def grow(self, tensor: torch.Tensor, num_bytes: int) -> None:
         """Take what lies beyond the first bytes of a tensor that was resized for unwritten."""
@@ -302,6 +307,8 @@ class _Followed:
     def _moved(self, made: torch.Tensor) -> torch.Tensor | None:
         """The mask of what was made by moving elements: the call once more, on masks; None where the call does something else."""
         name = self._name
+        if name.rstrip("_") in _REDUCING:
+            return self._reduced(made)
         is_in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         places = _MOVING.get(name if name in _MOVING else name.removesuffix("_"))
         if places is None or self._kwargs.get("reduce") or self._kwargs.get("accumulate") or self._is_accumulating():
@@ -323,6 +330,21 @@ class _Followed:
             return mask if isinstance(mask, torch.Tensor) and mask.shape == made.shape else None
         except Exception:  # the operation does not take bools, or the index is not to be read now
             return None
+
+    def _reduced(self, made: torch.Tensor) -> torch.Tensor | None:
+        """The mask of what was reduced into a target: unwritten where anything is that the reduction takes in."""
+        given = {**dict(zip(("self", "dim", "index", "src", "reduce"), self._args, strict=False)), **self._kwargs}
+        target, source = given.get("self", given.get("input")), given.get("src", given.get("source"))
+        if not (isinstance(target, torch.Tensor) and isinstance(source, torch.Tensor)) or target.shape != made.shape:
+            return None
+        try:
+            mask, parts = (self._masked(one).expand(one.shape).to(torch.uint8).contiguous() for one in (target, source))
+            reduce = getattr(mask, f"{self._name.rstrip('_')}_")
+            reduce(given["dim"], self._pointing(given["index"]), parts, "amax", include_self=given.get("include_self", True))
+        except Exception:  # the index is not to be read now, or the call was made otherwise
+            return None
+        is_missing: torch.Tensor = mask.bool()
+        return is_missing
 
     def _is_accumulating(self) -> bool:
         return self._name in ("index_put_", "index_put", "_index_put_impl_", "put_", "put") and len(self._args) > 3 and bool(self._args[3])

@@ -9,7 +9,7 @@ from ulpscope.explain.contributions import entered, made
 from ulpscope.explain.suspects import value_of
 from ulpscope.explain.views import StepView, worst
 from ulpscope.explain.wording import difference_line, finding_at, slot_text
-from ulpscope.model import DTYPES, Finding, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement
+from ulpscope.model import DTYPES, Finding, JudgedCall, JudgedSlot, Side, SummaryMeasurement, TensorMeasurement
 
 __all__ = ["clue_batch", "explain_batch"]
 
@@ -42,7 +42,20 @@ def _is_computed(view: StepView, batch: JudgedCall, slot: JudgedSlot) -> bool:
     value = value_of(slot.pair.subject)
     earlier = (call for call in view.calls if call.pair.record.order < batch.pair.record.order)
     before = (call for call in earlier if entered(call) and not call.differences)
-    return value is not None and any(value == value_of(one.pair.subject) for call in before for one in made(call))
+    if value is not None and any(value == value_of(one.pair.subject) for call in before for one in made(call)):
+        return True
+    return any(_is_made_alone(view, batch, slot, side) for side in ("subject", "reference"))
+
+
+def _is_made_alone(view: StepView, batch: JudgedCall, slot: JudgedSlot, side: Side) -> bool:
+    """Whether a call that only one side has made this value after a batch had come in, between modules that are called otherwise."""
+    record, value = getattr(batch.pair, side), value_of(getattr(slot.pair, side))
+    first = min(getattr(one.pair, side).order for one in view.state("state.batch"))
+    if value is None or record is None:
+        return False
+    lone = (call.pair for call in view.calls if call.contribution == "unmatched")
+    records = (one for pair in lone if (one := getattr(pair, side)) is not None and first < one.order < record.order)
+    return any(value == value_of(made) for one in records for made in one.slots if not one.receives(made.slot))
 
 
 def _finding(view: StepView, call: JudgedCall, slot: JudgedSlot, line: str) -> Finding:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ulpscope.explain.suspects import value_of
 from ulpscope.explain.views import StepView, worst
 from ulpscope.explain.wording import count, difference_line, finding_at, listed, slot_text
-from ulpscope.model import Finding, JudgedCall, JudgedSlot, Slot, TensorRecord
+from ulpscope.model import Finding, JudgedCall, JudgedSlot, Slot, SlotPair, TensorRecord
 
 __all__ = ["explain_parameters"]
 
@@ -17,10 +20,28 @@ LATER_ADVICE = (
 
 def explain_parameters(view: StepView) -> Finding | None:
     for call in view.state("state.parameters"):
-        slot = worst(call.slots)
+        slot = worst([one for one in call.slots if not _is_only_met_elsewhere(view, one)])
         if slot is not None and view.leads_to_difference:
             return _finding(view, call, slot)
     return None
+
+
+def _is_only_met_elsewhere(view: StepView, slot: JudgedSlot) -> bool:
+    """Whether two modules were paired that are called in another order: each side has the other's tensor of that name, with its bits."""
+    ours, theirs = slot.pair.subject, slot.pair.reference
+    if ours is None or theirs is None or ours.slot == theirs.slot:
+        return False
+    slots = [one.pair for call in view.state("state.parameters") for one in call.slots]
+    subject, reference = ({record.slot: value_of(record) for record in side if record is not None} for side in _sides(slots))
+    return all(
+        value is not None and side.get(name) == value
+        for side, name, value in ((reference, ours.slot, value_of(ours)), (subject, theirs.slot, value_of(theirs)))
+    )
+
+
+def _sides(slots: Iterable[SlotPair]) -> tuple[list[TensorRecord | None], list[TensorRecord | None]]:
+    pairs = list(slots)
+    return [one.subject for one in pairs], [one.reference for one in pairs]
 
 
 def _finding(view: StepView, call: JudgedCall, slot: JudgedSlot) -> Finding:

@@ -164,7 +164,7 @@ def inputs_line(call: JudgedCall) -> str:
         return f"{what} agree bitwise{', but for memory that nobody wrote to' if is_unwritten else ''}"
     if levels <= {"same", "rounding"}:
         largest = max((slot.verdict.multiple or 0.0 for slot in slots), default=0.0)
-        return f"{what} agree within rounding ({number(largest)}x)"
+        return f"{what} agree within rounding ({number(largest)}x)" if largest else f"{what} agree as far as what was kept of them tells"
     if "differs" in levels:
         return f"{what} differ already"
     return f"not all {what} could be compared"
@@ -189,7 +189,7 @@ def record_again(view: StepView, record: CallRecord) -> str:
 
 def _against(slot: JudgedSlot) -> str:
     multiple = slot.verdict.multiple
-    if multiple is None or isinf(multiple) or not slot.pair.subject or slot.verdict.side is not None:
+    if not multiple or isinf(multiple) or not slot.pair.subject or slot.verdict.side is not None:
         return ""
     return f", {times(multiple)} what {slot.pair.subject.dtype} rounding explains"
 

@@ -181,7 +181,9 @@ def errs(found: SlotReplay, *, like: SlotReplay | None = None) -> str:
     if found.num_nonfinite or found.num_flipped:
         return "beyond all measure"
     ratio = found.max_ratio if _is_peak(like or found) else found.rms_ratio
-    return f"{'less than ' if found.is_bound else ''}{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x" if ratio < 1e5 else f"{ratio:.3g}x"
+    if ratio >= 10:
+        return f"{ratio:.0f}x" if ratio < 1e5 else f"{ratio:.3g}x"
+    return f"{'less than ' if found.is_bound and ratio else ''}{ratio:.2g}x"
 
 
 def _is_peak(found: SlotReplay) -> bool:

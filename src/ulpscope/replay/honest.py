@@ -205,12 +205,12 @@ class Moves:
     def _probed(self, seed: int) -> Values:
         return _run(self._program, self._probes.noisy(seed, is_normwise=self._evaluations.is_normwise))
 
-    def num_flipped(self, slot: Slot, recorded: torch.Tensor, exact: torch.Tensor) -> int:
-        """Integers or booleans that differ from the exact ones and that no probe changes either."""
+    def num_flipped(self, slot: Slot, recorded: torch.Tensor, exact: torch.Tensor, *, has_ties: bool = True) -> int:
+        """Integers or booleans that differ from the exact ones and, where rounding may break ties, that no probe changes either."""
         differs = recorded != exact
         if bool(differs.any()) and picks_the_same(self._program.inputs.values(), recorded, exact):
             return 0
-        if not bool(differs.any()) or not any(is_floating(one) for one in self._program.inputs.values()):
+        if not (has_ties and bool(differs.any())) or not any(is_floating(one) for one in self._program.inputs.values()):
             return int(differs.sum())
         for values in self._choices(recorded.dtype):
             probed = _run(self._program, values).get(slot)

@@ -77,9 +77,14 @@ class Yardstick:
     def _coarsest_input(self) -> list[torch.Tensor]:
         return coarsest_of(self._program.inputs.values())
 
-    def measure(self, recorded: Mapping[Slot, torch.Tensor], *, enough: Limits | None = None) -> tuple[SlotReplay, ...]:
-        """Every recorded result that the call gives. With `enough`, work ends as soon as a result is known to be within these limits."""
-        found = (self._measure(slot, value.detach().cpu(), enough) for slot, value in recorded.items() if slot in self.exact())
+    def measure(
+        self, recorded: Mapping[Slot, torch.Tensor], *, enough: Limits | None = None, has_ties: bool = True
+    ) -> tuple[SlotReplay, ...]:
+        """Every recorded result that the call gives. With `enough`, work ends as soon as a result is known to be within these limits.
+
+        Without `has_ties` nothing was rounded on the way to what was recorded: integers and booleans are what the inputs say.
+        """
+        found = (self._measure(slot, value.detach().cpu(), enough, has_ties) for slot, value in recorded.items() if slot in self.exact())
         return tuple(self._with_leeway(one) for one in found)
 
     def _with_leeway(self, found: SlotReplay) -> SlotReplay:
@@ -96,7 +101,7 @@ class Yardstick:
         *_, one, other = (0, 0, *sorted(value.numel() for value in self._program.inputs.values()))
         return math.sqrt(one * other / max(numel, 1))
 
-    def _measure(self, slot: Slot, recorded: torch.Tensor, enough: Limits | None) -> SlotReplay:
+    def _measure(self, slot: Slot, recorded: torch.Tensor, enough: Limits | None, has_ties: bool) -> SlotReplay:
         exact = self.exact()[slot]
         if exact.shape != recorded.shape:
             raise NotReplayable(
@@ -105,7 +110,7 @@ class Yardstick:
         coarsest = coarsest_dtype([*self._coarsest_input, recorded])
         if is_floating(recorded) and is_floating(exact):
             return self._measure_floating(slot, recorded, coarsest, enough)
-        num_flipped = self._moves.num_flipped(slot, recorded, exact)
+        num_flipped = self._moves.num_flipped(slot, recorded, exact, has_ties=has_ties)
         return SlotReplay(slot=slot, dtype=coarsest.name, numel=recorded.numel(), max_ratio=0.0, rms_ratio=0.0, num_flipped=num_flipped)
 
     def _measure_floating(self, slot: Slot, recorded: torch.Tensor, coarsest: DType, enough: Limits | None) -> SlotReplay:

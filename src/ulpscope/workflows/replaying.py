@@ -8,6 +8,7 @@ its matrix products is recognised from several calls of a family before one of t
 
 from __future__ import annotations
 
+import ast
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from ulpscope.judge import argument_differences, is_beyond_doubt, multiple_of, product_family, replay_limits, with_own_limits
 from ulpscope.model import (
     DTYPES,
+    ArgumentDifference,
     Arguments,
     CallRecord,
     CallReplay,
@@ -284,7 +286,9 @@ class Replaying:
         if called.subject.call.op != called.reference.call.op:
             return CallReplay(why_not="another operation")
         arguments = with_own_limits(called.subject, called.reference)
-        return _attempt(lambda: _exchange(pair.record, arguments, sides[0]))
+        others = filter(_is_argument, argument_differences(called))
+        has_ties = all(_is_fraction(one.subject) and _is_fraction(one.reference) for one in others)
+        return _attempt(lambda: _exchange(pair.record, arguments, sides[0], has_ties=has_ties))
 
 
 def _spread(records: Sequence[CallRecord], family: str, phase: str) -> Sequence[CallRecord]:
@@ -306,8 +310,19 @@ def _forward_pair(pair: Pair, sides: tuple[_Side, _Side]) -> Pair | None:
 
 
 def _differ_in_arguments(pair: Pair) -> bool:
-    elsewhere = ("strides of", "dtype of", "shape of", "requires_grad of", "mode ")
-    return any(not one.what.startswith(elsewhere) for one in argument_differences(pair))
+    return any(map(_is_argument, argument_differences(pair)))
+
+
+def _is_argument(difference: ArgumentDifference) -> bool:
+    return not difference.what.startswith(("strides of", "dtype of", "shape of", "requires_grad of", "mode "))
+
+
+def _is_fraction(text: str) -> bool:
+    """Whether an argument, as it is shown, is a number that is no integer: each side may have computed its own."""
+    try:
+        return isinstance(ast.literal_eval(text), float)
+    except (SyntaxError, ValueError):
+        return False
 
 
 def _key(record: CallRecord) -> Hashable:
@@ -342,11 +357,13 @@ def _replay(record: CallRecord, side: _Side, operands: OperandFormat | None, *, 
     return _attempt(replay)
 
 
-def _exchange(record: CallRecord, arguments: Arguments | None, side: _Side) -> CallReplay:
+def _exchange(record: CallRecord, arguments: Arguments | None, side: _Side, *, has_ties: bool) -> CallReplay:
+    """Two exact results on the same inputs: a tie falls otherwise only if an argument is a fraction that either side rounded."""
     from ulpscope.replay import Yardstick
 
     exchanged = {slot: value for program in _programs(record, side, arguments) for slot, value in Yardstick(program).exact().items()}
-    slots = [one for program in _programs(record, side) for one in Yardstick(program).measure(exchanged, enough=replay_limits)]
+    yardsticks = (Yardstick(program) for program in _programs(record, side))
+    slots = [one for yardstick in yardsticks for one in yardstick.measure(exchanged, enough=replay_limits, has_ties=has_ties)]
     return CallReplay(slots=tuple(slots))
 
 
