@@ -87,7 +87,8 @@ def _honest(
     """Both sides did what their own inputs say; what makes their results differ then enters, is magnified, or is decided on a near tie.
 
     `is_alike`: the two sides were called alike. Neither a decision nor a magnified difference excuses a result whose inputs could
-    not be compared.
+    not be compared. Where arguments differ and change nothing when they are exchanged, they are limits of two dtypes, and the results
+    differ by these.
     """
     own = max(multiple_of(ours), multiple_of(theirs))
     sizes = f"subject errs {errs(ours)}, reference {errs(theirs)} what an honest kernel errs"
@@ -103,7 +104,7 @@ def _honest(
     if is_of_other_shape or not any(one.is_floating for one in dtypes_of(slot)):
         return Verdict("rounding", "fork", f"a near tie falls the other way: {sizes}", own)
     if Amplification.of(allowance.entering, distance(found)) is None:
-        if not allowance.entering and _is_beyond_both(slot, found, ours, theirs):
+        if not allowance.entering and is_alike and _is_beyond_both(slot, found, ours, theirs):
             return Verdict(
                 "differs", "unexplained", f"each side did what it was given, and nothing recorded differs: {sizes}", across.multiple
             )
