@@ -43,8 +43,7 @@ _KNOWN_SUMS = _SCATTERED | _CONVOLUTIONS | {"mm", "bmm", "cumsum"}
 _LINEAR = frozenset(
     """
     _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d
-    avg_pool3d_backward cumprod scatter_reduce upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward
-    upsample_nearest1d_backward upsample_nearest2d_backward
+    avg_pool3d_backward cumprod scatter_reduce upsample_nearest1d_backward upsample_nearest2d_backward
     """.split()
 )
 _NATIVE = frozenset(
@@ -174,11 +173,16 @@ def _variance_and_mean(
 def _flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, **rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As fused kernels do it: weights in the dtype of the inputs, and of the normalisation only its logarithm kept."""
+    """As fused kernels do it: weights in the dtype of the inputs, and of the normalisation only its logarithm kept.
+
+    A row that the mask hides as a whole attends to nothing: it is 0, and so are its gradients.
+    """
     scores = _scores(query, key, is_causal, **rest)
     top = scores.amax(-1, keepdim=True)
+    is_hidden = top == -math.inf
+    top = top.masked_fill(is_hidden, 0.0)
     powers = (scores - top).exp()
-    sums = powers.sum(-1, keepdim=True)
+    sums = powers.sum(-1, keepdim=True).masked_fill(is_hidden, 1.0)
     result = _times(powers.to(query.dtype).to(scores.dtype), value.to(scores.dtype)) / sums
     return result.to(query.dtype), (top + sums.log()).squeeze(-1)
 
@@ -196,7 +200,7 @@ def _flash_attention_backward(
 ) -> tuple[torch.Tensor, ...]:
     scores = _scores(query, key, is_causal, **rest)
     wide, narrow = scores.dtype, query.dtype
-    weights = (scores - logsumexp.unsqueeze(-1)).exp()
+    weights = (scores - logsumexp.unsqueeze(-1)).exp().masked_fill(scores == -math.inf, 0.0)
     q, k, v, g = (one.to(wide) for one in (query, key, value, grad))
     shared = (g * result.to(wide)).sum(-1, keepdim=True)
     of_scores = (weights * (_times(g, v.mT) - shared)).to(narrow).to(wide)
@@ -239,7 +243,33 @@ def _embedding_backward(
     return grad.new_zeros(num_weights, grad.shape[-1]).index_put((indices,), rows, accumulate=True)
 
 
+def _interpolated_backward(interpolate: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of an interpolation along each dimension by itself, which is a product with the weights that the forward formula has.
+
+    So where each pixel lies between others, and the weights that follow, are rounded as they are forward.
+    """
+
+    def formula(
+        grad: torch.Tensor, output_size: list[int], input_size: list[int], align_corners: bool, *scales: float | None
+    ) -> torch.Tensor:
+        sizes = list(zip(input_size[2:], output_size, [*scales, *[None] * len(output_size)], strict=False))
+        found = grad
+        for at, (before, after, scale) in enumerate(sizes):
+            ones, places = ([1] * len(sizes) for _ in range(2))
+            ones[at], places[at] = before, after
+            own = [scale if place == at else None for place in range(len(sizes))]
+            rows = torch.eye(before, dtype=grad.dtype, device=grad.device).reshape(1, before, *ones)
+            weights = interpolate(rows, places, align_corners, *own).reshape(before, after)
+            found = (found.movedim(at + 2, -1) @ weights.mT).movedim(-1, at + 2)
+        return found
+
+    return formula
+
+
 _FORMULAS: dict[str, Callable[..., Any]] = {
+    "upsample_linear1d_backward": _interpolated_backward(torch.ops.aten.upsample_linear1d.default),
+    "upsample_bilinear2d_backward": _interpolated_backward(torch.ops.aten.upsample_bilinear2d.default),
+    "upsample_bicubic2d_backward": _interpolated_backward(torch.ops.aten.upsample_bicubic2d.default),
     "_grouped_mm": grouped_product,
     "embedding_dense_backward": _embedding_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _flash_attention,

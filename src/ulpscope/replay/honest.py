@@ -87,6 +87,25 @@ class Evaluations:
         found = (self._decomposed(plain, seed) for seed in range(NUM_SCATTERED))
         return [] if self.decomposed is None else [one for one in found if one is not None]
 
+    def rounded_otherwise(self, slot: Slot) -> torch.Tensor | None:
+        """Of each element the value farthest from the exact one among those of honest computations that round otherwise."""
+        if self.decomposed is None:
+            return None
+        exact = _real(self.exact[slot])
+        found = _real(self.decomposed[slot]).to(torch.float64)
+        for values in self.scattered:
+            other = _real(values[slot]).to(torch.float64)
+            found = torch.where((other - exact).abs() > (found - exact).abs(), other, found)
+        return found
+
+    def spread(self, slot: Slot) -> torch.Tensor | None:
+        """How far honest computations that round otherwise are from the decomposed one, whatever the kernel gives."""
+        if self.decomposed is None:
+            return None
+        centre = _real(self.decomposed[slot]).to(torch.float64)
+        others = [(_real(values[slot]).to(torch.float64) - centre).abs() for values in self.scattered]
+        return torch.stack(others).amax(0) if others else None
+
     @cached_property
     def exact_decomposed(self) -> Values | None:
         return None if self.is_widest else self._decomposed(widened(self._program.inputs))
@@ -149,6 +168,10 @@ class Moves:
         self._moved: dict[Slot, Moved] = {}
         self._has_zeros_in = False
         self._has_ties_in = False
+
+    @property
+    def evaluations(self) -> Evaluations:
+        return self._evaluations
 
     def of(self, slot: Slot, exact: Values, *, with_zeros: bool) -> Moved:
         if not self._moved:

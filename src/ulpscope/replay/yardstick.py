@@ -38,9 +38,6 @@ CANCELLED = 4.0
 """Room for noise in units of that rounding where more than products are computed: saturated attention backward errs by 7.1 and 111."""
 TIES = 16.0
 """Ratio from which on it is asked whether a tie among inputs explains it."""
-FINE = 23
-"""Fraction bits below which it is asked what rounding intermediate results otherwise does: a kernel of 16 bits computes in formats of its
-own, and where the result is exactly 0 or hangs on a whole number, no noise in the inputs shows their rounding."""
 DISPUTE = 64.0
 """Times by which a decomposition has to miss the exact result before that result itself is computed a second way."""
 
@@ -118,7 +115,7 @@ class Yardstick:
         if found.max_ratio > TIES and not self._plain.only_moves and self._moves.has_jumps(slot, self.exact()):
             self._moves.look_for_ties(self.exact())
             found = self._best(slot, recorded, coarsest, "full")
-        if found.max_ratio > TIES and coarsest.mantissa < FINE and not self._plain.only_moves:
+        if found.max_ratio > TIES and not self._plain.only_moves:  # where a result is exactly 0, noise in the inputs shows no rounding
             found = self._best(slot, recorded, coarsest, "scattered")
         return _slot_replay(slot, recorded, coarsest, found, is_bound=False)
 
@@ -181,20 +178,11 @@ class Yardstick:
             return known
         kernel, decomposed = (None if one is None else _real(one[slot]) for one in (evaluations.kernel, evaluations.decomposed))
         if stage == "scattered" and decomposed is not None:
-            decomposed = _farthest(exact, decomposed, [_real(one[slot]) for one in evaluations.scattered])
+            decomposed = evaluations.rounded_otherwise(slot)
         return replace(known, kernel=kernel, decomposed=decomposed)
 
 
 _BOUNDS: tuple[Stage, ...] = ("exact", "probes")
-
-
-def _farthest(exact: torch.Tensor, first: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
-    """Of each element the value that is farthest from the exact one."""
-    found = first.to(torch.float64)
-    for one in others:
-        is_farther = (one.to(torch.float64) - exact).abs() > (found - exact).abs()
-        found = torch.where(is_farther, one.to(torch.float64), found)
-    return found
 
 
 def _badness(found: Ratios) -> tuple[float, float, float]:
