@@ -101,7 +101,8 @@ def _honest(
     """Both sides did what their own inputs say; what makes their results differ then enters, is magnified, or is decided on a near tie.
 
     `is_alike`: the two sides were called alike. Neither a decision nor a magnified difference excuses a result whose inputs could
-    not be compared.
+    not be compared. Where arguments differ and change nothing when they are exchanged, they are limits of two dtypes, and the results
+    differ by these.
     """
     own = max(multiple_of(ours), multiple_of(theirs))
     sizes = f"subject errs {errs(ours)}, reference {errs(theirs)} what an honest kernel errs"

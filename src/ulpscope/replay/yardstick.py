@@ -41,9 +41,6 @@ TIES = 16.0
 ALIKE, NEARLY_ALL = 0.1, 0.9
 """So near to one factor, and so many of the elements, where one factor is the error: cutting off digits spreads by half of its mean."""
 FEW = 64
-FINE = 23
-"""Fraction bits below which it is asked what rounding intermediate results otherwise does: a kernel of 16 bits computes in formats of its
-own, and where the result is exactly 0 or hangs on a whole number, no noise in the inputs shows their rounding."""
 DISPUTE = 64.0
 """Times by which a decomposition has to miss the exact result before that result itself is computed a second way."""
 
@@ -127,7 +124,7 @@ class Yardstick:
         if found.max_ratio > TIES and not self._plain.only_moves and self._moves.has_jumps(slot, self.exact()):
             self._moves.look_for_ties(self.exact())
             found = self._best(slot, recorded, coarsest, "full")
-        if found.max_ratio > TIES and coarsest.mantissa < FINE and not self._plain.only_moves:
+        if found.max_ratio > TIES and not self._plain.only_moves:  # where a result is exactly 0, noise in the inputs shows no rounding
             found = self._best(slot, recorded, coarsest, "scattered")
         return _slot_replay(slot, recorded, coarsest, found, is_bound=False)
 
@@ -208,27 +205,11 @@ class Yardstick:
             return known
         kernel, decomposed = (None if one is None else _real(one[slot]) for one in (evaluations.kernel, evaluations.decomposed))
         if stage == "scattered" and decomposed is not None:
-            decomposed = _at_usual_distance(exact, decomposed, [_real(one[slot]) for one in evaluations.scattered])
+            decomposed = evaluations.rounded_otherwise(slot)
         return replace(known, kernel=kernel, decomposed=decomposed)
 
 
 _BOUNDS: tuple[Stage, ...] = ("exact", "probes")
-
-
-def _at_usual_distance(exact: torch.Tensor, first: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
-    """Give values that err by the root mean square of what several evaluations err, each element by its own.
-
-    One evaluation errs by next to nothing in some elements by luck. The largest of several would be a larger yardstick than the one that
-    the limits were measured with. What is infinite in one of them stays so.
-    """
-    samples = [first.to(torch.float64), *(one.to(torch.float64) for one in others)]
-    square = sum(
-        (torch.nan_to_num(one - exact, nan=0.0, posinf=math.inf, neginf=-math.inf).square() for one in samples), torch.zeros_like(exact)
-    )
-    found = exact + (square / len(samples)).sqrt()
-    for one in samples:
-        found = torch.where(torch.isfinite(found) | torch.isfinite(one), found, one)
-    return found
 
 
 def _badness(found: Ratios) -> tuple[float, float, float]:
