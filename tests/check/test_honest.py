@@ -190,3 +190,17 @@ def test_the_rank_of_a_matrix_is_that_of_its_own_precision(tmp_path: Path) -> No
             torch.linalg.matrix_rank(matrix, atol=0.5), torch.linalg.matrix_rank(matrix, 0.5)
 
     assert not _failures(_checked(tmp_path / "run", program))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_classes_after_the_last_right_one_count_in_no_loss(tmp_path: Path, dtype: torch.dtype) -> None:
+    """torch's own decomposition of this loss counts them, and is no judge of its kernel."""
+
+    def program() -> torch.Tensor:
+        values = torch.randn(3, 5).to(dtype).requires_grad_()
+        targets = [torch.tensor([one] * 3) for one in ([0, 2, -1, 1, 1], [3, -1, -1, -1, -1], [0, 1, 2, 3, 4], [-1] * 5)]
+        made = [F.multilabel_margin_loss(values, one, reduction=how) for one in targets for how in ("mean", "sum", "none")]
+        made += [F.multilabel_margin_loss(values[0], targets[0][0])]
+        return torch.stack([_weighted(one) for one in made]).sum()
+
+    assert not _failures(_checked(tmp_path / "run", program))

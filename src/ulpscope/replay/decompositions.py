@@ -283,7 +283,23 @@ def _interpolated_backward(interpolate: Callable[..., Any]) -> Callable[..., Any
     return formula
 
 
+def _multilabel_margin_loss(values: torch.Tensor, targets: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each wrong class against each right one. torch's decomposition also counts the places after the last right one, as class 0."""
+    count = values.shape[-1]
+    rows, chosen = values.reshape(-1, count), targets.reshape(-1, count)
+    is_named = (chosen == -1).cumsum(-1) == 0
+    is_target = ((chosen.unsqueeze(-1) == torch.arange(count)) & is_named.unsqueeze(-1)).any(1)
+    of_right = rows.gather(-1, chosen.where(is_named, 0)).unsqueeze(-1)
+    losses = (1.0 - of_right + rows.unsqueeze(1)).clamp_min(0) / count
+    total = losses.masked_fill(is_target.unsqueeze(1) | ~is_named.unsqueeze(-1), 0).sum((1, 2))
+    flags = is_target.to(values.dtype).reshape(targets.shape)
+    if reduction == 0:
+        return (total if values.dim() > 1 else total.squeeze(0)), flags
+    return (total.mean() if reduction == 1 else total.sum()), flags
+
+
 _FORMULAS: dict[str, Callable[..., Any]] = {
+    "multilabel_margin_loss_forward": _multilabel_margin_loss,
     "upsample_linear1d_backward": _interpolated_backward(torch.ops.aten.upsample_linear1d.default),
     "upsample_bilinear2d_backward": _interpolated_backward(torch.ops.aten.upsample_bilinear2d.default),
     "upsample_bicubic2d_backward": _interpolated_backward(torch.ops.aten.upsample_bicubic2d.default),
