@@ -21,6 +21,7 @@ from bench.programs import asking  # noqa: E402
 from bench.programs.__main__ import main  # noqa: E402
 from bench.programs.asking import Pair, Row, ask  # noqa: E402
 from bench.programs.catalogue import FEW, Program, all_programs, kept_short  # noqa: E402
+from bench.programs.known import KNOWN  # noqa: E402
 from bench.programs.rows import BEGIN, END, Baseline, fallen, replace_table, summary_table  # noqa: E402
 from bench.programs.workers import ask_all  # noqa: E402
 
@@ -228,3 +229,44 @@ def test_tables_replace_the_last_ones_on_a_page(tmp_path: Path) -> None:
 def test_a_name_that_fits_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--name", "no such program"]) == 2
     assert "no program is called that" in capsys.readouterr().err
+
+
+# ---- findings that are true ------------------------------------------------------------------------------------------------------------
+
+
+def _of_swin(**changes: Any) -> Row:
+    failures = ("functional.layer_norm.1 (backward): output.bias: cpu errs 380x what an honest bfloat16 kernel errs",)
+    return replace(Row("architecture/swin/bfloat16", num_checked=10, failures=failures, pairs={"same seed": Pair(0)}), **changes)
+
+
+def test_a_known_finding_is_no_complaint_and_anything_else_is() -> None:
+    row = _of_swin()
+    assert row.complaints == []
+    other = "functional.linear.1 (backward): output.weight: cpu errs 12x what an honest bfloat16 kernel errs"
+    assert [text for text in _of_swin(failures=(*row.failures, other)).complaints if "linear" in text] == [f"check fails: {other}"]
+    assert len(replace(row, key="architecture/vit/bfloat16").complaints) == 1
+    assert len(replace(row, device="cuda").complaints) == 1
+    pair = Pair(1, "first contributed error: swin.layernorm  layer_norm (call 10, backward, output bias), step 0, rank 0")
+    plain = Row("architecture/swin/float32", num_checked=10, pairs={"bfloat16 against float32": pair})
+    assert plain.complaints == []
+    assert len(replace(plain, pairs={"eager against SDPA": pair, **plain.pairs}).complaints) == 1
+    wrong = Pair(1, "first contributed error: swin.layernorm  layer_norm (call 10, forward, output 0), step 0, rank 0")
+    assert len(replace(plain, pairs={"bfloat16 against float32": wrong}).complaints) == 2  # another finding, and the known one is gone
+
+
+def test_a_known_finding_that_is_gone_is_told() -> None:
+    (text,) = _of_swin(failures=()).complaints
+    assert "can go" in text
+    assert _of_swin(failures=(), num_checked=0).complaints == []  # nothing was checked: who knows
+    assert all(one.program in {program.key for program in all_programs()} for one in KNOWN)
+
+
+def test_the_cpus_layer_norm_adds_up_in_the_dtype_of_its_input() -> None:
+    """If this fails, torch was repaired: what `bench.programs.known` says of layer norm can go."""
+    bias = torch.zeros(16, requires_grad=True)
+    rows = torch.randn(4096, 16).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        made = torch.nn.functional.layer_norm(rows, (16,), torch.ones(16).bfloat16(), bias.bfloat16())
+    made.backward(torch.ones_like(made))
+    assert bias.grad is not None
+    assert float((bias.grad - 4096).abs().max()) > 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -307,3 +308,51 @@ def test_weights_that_are_averaged_are_calls_of_the_program() -> None:
     ops = [record.call.op for record in run.records]
     assert ops.count("Tensor.copy_") == 2
     assert ops.count("torch._foreach_lerp_") == 1
+
+
+class _Asked(dict):  # type: ignore[type-arg]
+    """Counts, as one that loads or draws when it is asked would do more."""
+
+    count = 0
+
+    def items(self) -> Any:
+        _Asked.count += 1
+        return super().items()
+
+    def __iter__(self) -> Any:
+        _Asked.count += 1
+        return super().__iter__()
+
+
+class _AskedList(list):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        _Asked.count += 1
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        _Asked.count += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("level", ["module", "both"])
+def test_containers_of_the_users_own_are_looked_at_past_their_class(level: str) -> None:
+    class Holds(nn.Module):
+        def forward(self, held: Any, *, more: Any) -> Any:
+            return _Asked(y=dict.__getitem__(held, "x") + list.__getitem__(more, 0))
+
+    _Asked.count = 0
+    with recording(level=level) as run:
+        Holds()(_Asked(x=torch.ones(2)), more=_AskedList([torch.ones(2)]))
+    assert _Asked.count == 0
+    (call,) = run.calls("module.Holds")
+    assert set(slots_of(call)) == {"input.0.x", "input.more.0", "output.y"}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("level", ["api", "op"])
+def test_nothing_is_read_where_an_exported_program_is_decomposed(level: str) -> None:
+    """Torch's own tensors stand for values there, and their class asks for a mode that is off while ours looks."""
+    exported = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+    with recording(level=level) as run:
+        exported.run_decompositions()
+    assert run.ledger == []

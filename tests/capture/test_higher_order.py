@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import ulpscope
 from tests.capture.recording import recording, slots_of
 
 LEVELS = ("api", "module", "both", "op")
@@ -229,6 +231,44 @@ def test_what_is_compiled_stays_compiled(level: str) -> None:
         function(torch.ones(3))
     assert counter.frame_count == 1
     assert run.ledger == []
+
+
+class _Descent(torch.optim.Optimizer):
+    """One of the user's own, which compiles without a break: torch's own break the graph themselves."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("how", [{"level": level} for level in LEVELS] + [{"watch": "nonfinite"}], ids=str)
+def test_a_compiled_step_of_an_optimizer_stays_one_graph(how: dict[str, Any], tmp_path: Path) -> None:
+    """Torch calls the hooks of optimizers in the middle of the step, and the compiler follows them: what ours do would break the graph."""
+
+    def train() -> tuple[int, list[float]]:
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("eager")
+        model = nn.Linear(2, 2)
+        nn.init.ones_(model.weight)
+        nn.init.zeros_(model.bias)
+        optimizer = _Descent(model.parameters())
+        step = torch.compile(lambda: optimizer.step(), backend=counter, fullgraph=True)
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            step()
+            optimizer.zero_grad()
+        return counter.op_count, model.weight.flatten().tolist()
+
+    expected = train()
+    with ulpscope.Capture(tmp_path / "run", **how):
+        found = train()
+    assert found == expected
+    assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -410,6 +410,38 @@ def test_a_storage_is_forgotten_when_it_is_whole_or_lent() -> None:
     assert followed(program) == [1, 1, 0, 1, 0, 0]
 
 
+def test_what_is_written_through_numpy_is_a_value_like_any_other() -> None:
+    def program(value: float) -> Tensor:
+        memory = torch.empty(8, 4)
+        memory.numpy()[:] = value
+        return memory * X
+
+    assert compared(lambda: program(1.0), lambda: program(1.0)).verdict == "same"
+    assert compared(lambda: program(1.0), lambda: program(2.0)).verdict == "diverges"
+
+
+@pytest.mark.parametrize(
+    ("reads", "level", "verdicts"),
+    [
+        ("the part", "api", ("same", "rounding")),
+        ("the part", "op", ("same", "rounding")),
+        ("all of it", "api", ("diverges",)),
+        ("all of it", "op", ("unknown",)),
+    ],
+)
+def test_what_is_written_through_numpy_counts_where_something_is_made_of_it(reads: str, level: Any, verdicts: tuple[str, ...]) -> None:
+    """Below Python nothing tells of `numpy()`: there such memory stays what nobody wrote to, which is never a pass."""
+
+    def program(value: float) -> None:
+        weight = torch.ones(4, requires_grad=True)
+        memory = torch.empty(8, 4)
+        memory.numpy()[:] = value
+        memory[:6] = X[:6]
+        (weight * (memory[:6] if reads == "the part" else memory)).sum().backward()
+
+    assert compared(lambda: program(1.0), lambda: program(2.0), level).verdict in verdicts
+
+
 def test_nothing_is_followed_where_nothing_is_unwritten() -> None:
     def program() -> Iterator[None]:
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 1))

@@ -93,6 +93,16 @@ def test_nor_for_any_seed(tmp_path: Path, program: Callable[[], Any]) -> None:
         assert [(seed, str(call.call), call.reason) for call in check.calls if call.status != "passed"] == []
 
 
+def test_what_a_dropout_is_given_may_be_nan_infinite_or_too_large_to_scale(tmp_path: Path) -> None:
+    def program() -> torch.Tensor:
+        x = torch.randn(8, 16)
+        x[0], x[1], x[2, :4] = torch.nan, torch.inf, 65504.0
+        return F.dropout(x.half().requires_grad_(), 0.3)
+
+    check = _checked(tmp_path / "run", program)
+    assert [(str(call.call), call.phase, call.reason) for call in check.calls if call.status != "passed"] == []
+
+
 def test_a_draw_hidden_in_an_argument_leaves_the_rest_to_be_checked(tmp_path: Path) -> None:
     """With a dropout of 0 attention and recurrent layers are as exact as any call; the plain dropouts inside are judged as such."""
     check = _checked(tmp_path / "run", _hidden)

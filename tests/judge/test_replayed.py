@@ -52,6 +52,14 @@ def test_a_large_difference_of_two_honest_sides_is_amplified() -> None:
     assert (made(found).verdict.level, made(found).verdict.rule) == ("rounding", "amplified")
 
 
+@pytest.mark.parametrize(("op", "level"), [("torch.linalg.qr", "rounding"), ("functional.gelu", "differs")])
+def test_factors_of_other_signs_are_no_riddle_though_each_side_did_what_it_was_given(op: str, level: str) -> None:
+    """Each side is held against the signs that it chose; where nothing is free, equal inputs cannot give both."""
+    honest = side(error=1e-8)
+    verdict = made(judged(-X, PairReplay(subject=honest, reference=honest), op=op)).verdict
+    assert verdict.level == level
+
+
 def test_integers_that_flip_by_honest_sides_are_a_fork() -> None:
     picks = np.arange(256)
     pair, measured = call("torch.argmax", {"input.0": X + np.float32(1e-7), "output.0": picks}, {"input.0": X, "output.0": picks[::-1]})

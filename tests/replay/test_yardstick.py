@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ulpscope.judge.replayed import multiple_of
 from ulpscope.model import Slot, SlotReplay
 from ulpscope.replay.program import NotReplayable
 from ulpscope.replay.yardstick import Yardstick
@@ -399,3 +400,34 @@ def test_a_tie_may_go_to_any_of_the_equals(level: float, place: int) -> None:
 def test_the_slope_at_zero_is_a_convention_that_is_kept() -> None:
     relu = backward(torch.relu, torch.tensor([0.0, 1.0, -1.0]), gradient=torch.ones(3))
     assert is_bad(measure(relu, {OUT: torch.tensor([1.0, 1.0, 0.0])}))
+
+
+def _running_sum_in(dtype: torch.dtype, values: Tensor) -> Tensor:
+    total, found = torch.zeros(values.shape[0], dtype=dtype), []
+    for column in values.unbind(1):
+        total = (total + column).to(dtype)
+        found.append(total)
+    return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize(("length", "errs"), [(2048, True), (24, False)])
+def test_several_evaluations_are_no_larger_a_yardstick_than_one(length: int, errs: bool) -> None:
+    """The limits were measured with one; the largest of five would let a running sum pass that rounds each of its many steps."""
+    values = torch.randn(64, length, generator=torch.Generator().manual_seed(1)).bfloat16()
+    call = Call(lambda x: x.cumsum(1), {Slot("input", (0,)): values})
+    [found] = Yardstick(call).measure({OUT: _running_sum_in(torch.bfloat16, values)})
+    assert (found.rms_ratio > 5) == errs
+
+
+@pytest.mark.parametrize("by", [1 + 1e-4, 1 - 1e-4, 1 + 1e-3])
+def test_one_factor_is_no_rounding_of_operands(by: float) -> None:
+    """Also where the question is only whether an error is no larger than such rounding."""
+    draw = torch.Generator().manual_seed(2)
+    x, w = torch.randn(24, 48, generator=draw), torch.randn(48, 32, generator=draw)
+    product = x.bfloat16().float() @ w.bfloat16().float()
+    call = Call(torch.matmul, {Slot("input", (0,)): x, Slot("input", (1,)): w})
+    noise = product * (1 + 1e-4 * torch.randn(24, 32, generator=draw))
+    [scaled], [rounded] = (Yardstick(call, operands="bfloat16", loosely=True).measure({OUT: one}) for one in (product * by, noise))
+    assert rounded.is_rounding
+    assert not scaled.is_rounding
+    assert multiple_of(scaled) > 1 >= multiple_of(rounded)

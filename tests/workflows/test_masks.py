@@ -38,7 +38,12 @@ def _made(scores: Tensor, mask: Tensor, value: float) -> Tensor:
     return torch.where(mask, torch.full([], value, dtype=scores.dtype), scores)
 
 
-WAYS = {"filled": _filled, "added": _added, "multiplied": _multiplied, "made": _made}
+def _biased(scores: Tensor, mask: Tensor, value: float) -> Tensor:
+    """A bias in float32 takes the lowest number of what autocast computes in, as T5's position bias does."""
+    return scores + torch.where(~mask, torch.ones(scores.shape), value).to(scores.dtype)
+
+
+WAYS = {"biased": _biased, "filled": _filled, "added": _added, "multiplied": _multiplied, "made": _made}
 
 
 class Attention(nn.Module):

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ulpscope.capture.cohorts import Cohort, Member, Merge, local_part, member_of
 from ulpscope.capture.modules import ModuleStack
 from ulpscope.capture.statistics import Batch, Pending, measure, measure_rows, traits
-from ulpscope.capture.torch_internals import blind, graph_task, inside_transform, is_fake, is_jit_tracing, is_traced
+from ulpscope.capture.torch_internals import blind, graph_task, inside_transform, is_fake, is_jit_tracing, is_traced, not_compiled
 from ulpscope.model.series import STATISTICS, Granularity, HealthLayout, HealthStep, HealthTarget
 
 __all__ = ["KINDS", "HealthSession"]
@@ -194,13 +194,13 @@ class HealthSession:
         self._is_active = True
         if self._optimizers is None:
             self._handles += [
-                register_optimizer_step_pre_hook(self._before_optimizer),
-                register_optimizer_step_post_hook(self._after_optimizer),
+                register_optimizer_step_pre_hook(not_compiled(self._before_optimizer)),
+                register_optimizer_step_post_hook(not_compiled(self._after_optimizer)),
             ]
         for optimizer in self._optimizers or ():
             self._handles += [
-                optimizer.register_step_pre_hook(self._before_optimizer),
-                optimizer.register_step_post_hook(self._after_optimizer),
+                optimizer.register_step_pre_hook(not_compiled(self._before_optimizer)),
+                optimizer.register_step_post_hook(not_compiled(self._after_optimizer)),
             ]
         for model in self._models:
             self._watch_activations(model)

@@ -25,7 +25,7 @@ from ulpscope.capture.patching import Patches
 from ulpscope.capture.safety import Safety
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.state import OptimizerProbe
-from ulpscope.capture.torch_internals import FUSED_MODULES, graph_task, is_jit_tracing, keep_from_compiler
+from ulpscope.capture.torch_internals import FUSED_MODULES, graph_task, is_jit_tracing, keep_from_compiler, not_compiled
 from ulpscope.model import LedgerEntry, Sink
 
 __all__ = ["Session", "has_fast_path", "is_compiled"]
@@ -127,8 +127,8 @@ class Session:
         self._patches.scaler_steps(self._around_scaler)
         if self._names_operators:
             self._patches.operators(self._around_operator)
-        self._handles.append(register_optimizer_step_pre_hook(self._before_optimizer))
-        self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
+        self._handles.append(register_optimizer_step_pre_hook(not_compiled(self._before_optimizer)))
+        self._handles.append(register_optimizer_step_post_hook(not_compiled(self._after_optimizer)))
         self._mode = self._new_mode()
         self._set_mode(on=self._is_recording or isinstance(self._mode, OpMode))
 

@@ -36,6 +36,7 @@ from typing import Any
 import torch
 
 from ulpscope.capture.collectives import ASYNCHRONOUS_MODULE, collective_functions
+from ulpscope.capture.depth import Depth
 from ulpscope.capture.stand_ins import leave, stand_around, stand_in_code
 from ulpscope.capture.torch_internals import COMPILER, is_tracing_program, keep_from_compiler
 
@@ -69,10 +70,14 @@ class Patches:
         self._replaced: list[tuple[Any, str, Any]] = []
         self._stood_around: dict[FunctionType, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
         self._handles: set[type] = set()
+        self._depths: list[Depth] = []
 
     def module_calls(self, around: Callable[..., Any]) -> None:
         """`around(original, module, args, kwargs)` stands for every call of a module."""
-        self.stand_in(torch.nn.Module.__call__, lambda original: _module_call(original, around))
+        depth = Depth()
+        self._depths.append(depth)
+        depth.begin()
+        self.stand_in(torch.nn.Module.__call__, lambda original: _module_call(original, around, depth))
 
     def functions(self, around: Callable[..., Any]) -> None:
         """`around(apply, cls, args, kwargs)` stands for every `Function.apply`."""
@@ -229,6 +234,8 @@ class Patches:
         while self._stood_around:
             leave(*self._stood_around.popitem())
         self._handles.clear()
+        while self._depths:
+            self._depths.pop().end()
         while self._replaced:
             owner, name, original = self._replaced.pop()
             if original is _INHERITED:
@@ -241,12 +248,16 @@ class Patches:
         setattr(owner, name, replacement)
 
 
-def _module_call(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+def _module_call(original: Callable[..., Any], around: Callable[..., Any], depth: Depth) -> Callable[..., Any]:
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         # The compiler follows this function, and nothing below it.
         if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag") or is_tracing_program():
             return original(self, *args, **kwargs)
-        return around(original, self, args, kwargs)
+        entered = depth.enter()
+        try:
+            return around(original, self, args, kwargs)
+        finally:
+            depth.leave(entered)
 
     return call
 

@@ -75,17 +75,41 @@ class StackReader:
         return self._read(frame or sys._getframe(1), running, len(running) - 1).frames
 
     def _read(self, frame: FrameType | None, running: Sequence[Running], innermost: int) -> Stack:
+        """The stack from `frame` upwards, module by module: in a loop, since modules may nest as deep as Python lets them."""
+        parts: list[tuple[list[int], list[CodeType], Running | None, tuple[int, int] | None]] = []
+        module: Running | None = None
+        called_from: tuple[int, int] | None = None
+        while True:
+            key, codes, above, caller = self._read_part(frame, running[innermost] if innermost >= 0 else None)
+            parts.append((key, codes, module, called_from))
+            if above is not None:
+                break
+            module, frame = running[innermost], caller
+            called_from = None if caller is None else (id(caller.f_code), caller.f_lasti)
+            if module.stack is not None and module.called_from == called_from:  # still the call of which that was remembered
+                above = module.stack
+                break
+            innermost -= 1
+        for key, codes, module, called_from in reversed(parts):
+            above = self._joined(key, codes, above)
+            if module is not None:
+                module.stack, module.called_from = above, called_from
+        return above
+
+    def _read_part(
+        self, frame: FrameType | None, module: Running | None
+    ) -> tuple[list[int], list[CodeType], Stack | None, FrameType | None]:
+        """The frames up to the call of this module, and what stands above them; where that is not known, who called the module."""
         key: list[int] = []
         codes: list[CodeType] = []
         kinds = self._kinds
-        module = running[innermost] if innermost >= 0 else None
         last = 0
         while frame is not None and len(codes) < self._depth:
             code = frame.f_code
             if module is not None and module.inside == id(frame) and module.stack is not None:
                 key += (id(code), frame.f_lasti)
                 codes.append(code)
-                return self._joined(key, codes, module.stack)
+                return key, codes, module.stack, None
             known = kinds.get(id(code))
             kind = known[0] if known is not None else self._classify(code)
             if kind == USERS:
@@ -94,20 +118,11 @@ class StackReader:
                 last = id(frame)
             elif kind == BOUNDARY and module is not None:
                 module.inside = last if codes and module.runs(codes[-1]) else 0
-                return self._joined(key, codes, self._above_module(frame.f_back, running, innermost))
+                return key, codes, None, frame.f_back
             elif kind == END:
                 break
             frame = frame.f_back
-        return self._joined(key, codes, EMPTY)
-
-    def _above_module(self, caller: FrameType | None, running: Sequence[Running], number: int) -> Stack:
-        """The stack above a running module: as remembered, where it is still the call of which that was remembered."""
-        module = running[number]
-        called_from = None if caller is None else (id(caller.f_code), caller.f_lasti)
-        if module.stack is None or module.called_from != called_from:
-            module.stack = self._read(caller, running, number - 1)
-            module.called_from = called_from
-        return module.stack
+        return key, codes, EMPTY, None
 
     def _joined(self, key: list[int], codes: list[CodeType], above: Stack) -> Stack:
         """The stack of these frames with another above it; the code whose identities stand in a key is kept as long as the key is."""

@@ -272,7 +272,7 @@ class TensorReader(Taking):
             values = Values(note=NOTHING_WRITTEN)
         elif form.note:
             values = Values(note=form.note)
-        elif is_plain and is_traced(tensor):
+        elif is_traced(tensor):
             values = Values(note="inside a torch.func transform: values are not read")
         elif self.unwritten and (missing := self._unwritten.missing(tensor)) is not None:
             values = self._values_where_written(tensor, form, missing=missing)

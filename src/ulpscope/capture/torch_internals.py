@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo import eval_frame
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -48,6 +49,7 @@ __all__ = [
     "is_work_registered",
     "keep_from_compiler",
     "next_sequence_number",
+    "not_compiled",
     "saved_tensors",
     "sequence_number",
     "set_grad_enabled",
@@ -140,7 +142,9 @@ def inside_transform() -> bool:
 
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor belongs to a transform or a tracer and has no values of its own."""
-    return bool(_functorch.is_functorch_wrapped_tensor(tensor)) or torch._is_functional_tensor(tensor)
+    return (
+        bool(_functorch.is_functorch_wrapped_tensor(tensor)) or torch._is_functional_tensor(tensor) or isinstance(tensor, FunctionalTensor)
+    )
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -323,6 +327,20 @@ def keep_from_compiler(code: CodeType) -> None:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             keep_from_compiler(inner)
+
+
+def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """Make of a hook one of which the compiler sees nothing, where torch calls it in the middle of code that is being compiled.
+
+    It follows what torch calls there, and would make what a recording does part of the user's graph, or break the graph.
+    """
+
+    def called(*args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        hook(*args)
+
+    return called
 
 
 without_function_modes = torch._C.DisableTorchFunction

@@ -70,10 +70,10 @@ def tensors_in(value: Any, role: Role) -> list[Found]:
         return [(slot_and_mark(role, (0,))[0], value)]
     found: list[Found] = []
     if isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
+        for index, item in enumerate(_items(value)):
             encode_value(item, (index,), role, found)
     elif isinstance(value, dict):
-        for key, item in value.items():
+        for key, item in dict.items(value):
             encode_value(item, (key if isinstance(key, int) else str(key),), role, found)
     else:
         encode_value(value, (0,), role, found)
@@ -96,13 +96,20 @@ def encode_value(value: Any, path: tuple[int | str, ...], role: Role, found: lis
     if isinstance(value, torch.Size):
         return {"$size": [int(size) for size in value]}
     if isinstance(value, (tuple, list)):
-        items = [encode_value(item, (*path, index), role, found) for index, item in enumerate(value[:_LONGEST_CONTAINER])]
+        items = [encode_value(item, (*path, index), role, found) for index, item in enumerate(_items(value)[:_LONGEST_CONTAINER])]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
         return {
-            str(key): encode_value(item, (*path, key if isinstance(key, int) else str(key)), role, found) for key, item in value.items()
+            str(key): encode_value(item, (*path, key if isinstance(key, int) else str(key)), role, found) for key, item in dict.items(value)
         }
     return _encode_object(value, path, role, found)
+
+
+def _items(value: tuple[Any, ...] | list[Any]) -> tuple[Any, ...] | list[Any]:
+    """What a container holds, past its class: one of the user's may count, load or draw when it is asked for its items."""
+    if type(value) in (tuple, list):
+        return value
+    return tuple.__getitem__(value, slice(None)) if isinstance(value, tuple) else list.__getitem__(value, slice(None))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from ulpscope.explain.contributions import entered, made
 from ulpscope.model import Behind, CallRecord, Gap, JudgedCall, JudgedSlot, Phase, Side, TensorRecord, joined_gaps
 
-__all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of"]
+__all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of", "harmless_calls"]
 
 UNBLAMED = "differs, and no call is to blame"
 """Why a slot tells nothing that differs; beside a fault it is a consequence, and no gap."""
@@ -38,6 +38,11 @@ def gaps_of(calls: Sequence[JudgedCall]) -> tuple[Gap, ...]:
     lone_phases = {(side, phase) for side in _SIDES for phase in _phases(calls, side) - _phases(calls, _other(side)) - {"start"}}
     step = _Step(calls)
     return joined_gaps([*_phase_gaps(calls, lone_phases), *_call_gaps(step, lone_phases), *_slot_gaps(step)])
+
+
+def harmless_calls(calls: Sequence[JudgedCall]) -> Sequence[bool]:
+    """Say of each call of one rank and step whether all that is made of its results was compared and agrees."""
+    return _Step(calls).is_fine
 
 
 def count_opaque(calls: Sequence[JudgedCall]) -> int:

@@ -141,7 +141,7 @@ def replay_lines(slot: JudgedSlot) -> list[str]:
     if side == "reference":
         lines[0] += ": the subject is the more accurate one"
     if found.scale is not None and found.error and abs(found.scale) >= found.error / 2:
-        lines.append(f"the {side}'s values are {number(1 + found.scale, 4)} times the exact ones")
+        lines.append(f"the {side}'s values are {number(1 + found.scale, _digits(1 + found.scale, 1.0))} times the exact ones")
     if found.num_nonfinite:
         what = "NaN or infinite where the exact result is finite, or the reverse"
         lines.append(f"{count(found.num_nonfinite, 'element')} of the {side}: {what}")

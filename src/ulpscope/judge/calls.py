@@ -20,6 +20,7 @@ from ulpscope.judge.differences import argument_differences
 from ulpscope.judge.drawing import draws_numbers, judge_draw_of
 from ulpscope.judge.entering import Entering, coarsest
 from ulpscope.judge.jumps import keeps_sum
+from ulpscope.judge.limits import with_own_limits
 from ulpscope.judge.ptdbg import ptdbg
 from ulpscope.judge.replayed import judge_replayed
 from ulpscope.judge.sizes import Size, distance, dtypes_of, is_equal, size_of
@@ -253,7 +254,19 @@ def _better_verdict(
     is_other = across.level == "differs" or _is_reordered(found)
     if is_other and allowance.inputs_agree and _draws(pair, trail, replay) and _may_draw_otherwise(pair, trail):
         return judge_draw_of(pair.record, slot)
-    return judge_replayed(slot, found, allowance, replay, across) if replay else None
+    if replay is None:
+        return None
+    is_free = slot.slot.path[0] in pair.record.call.free_signs or _has_limits_of_its_own(pair, trail)
+    return judge_replayed(slot, found, allowance, replay, across, is_free=is_free)
+
+
+def _has_limits_of_its_own(pair: Pair, trail: Trail) -> bool:
+    """Return true if each side was given the limit of its own dtype, as a mask: one argument, and another number in the result."""
+    forward = trail.forward_of(pair.record)
+    called = forward.pair if forward is not None else pair
+    if called.subject is None or called.reference is None:
+        return False
+    return with_own_limits(called.subject, called.reference) != called.reference.arguments
 
 
 def _is_handed_on_otherwise(pair: Pair, trail: Trail) -> bool:

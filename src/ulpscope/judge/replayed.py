@@ -33,8 +33,12 @@ _SMALLEST_SCALE = 2.0**-40
 """Sums in float64 do not tell a smaller change of scale from none."""
 
 
-def judge_replayed(slot: SlotPair, found: Measurement, allowance: Allowance, replay: PairReplay, across: Verdict) -> Verdict | None:
+def judge_replayed(
+    slot: SlotPair, found: Measurement, allowance: Allowance, replay: PairReplay, across: Verdict, *, is_free: bool = False
+) -> Verdict | None:
     """The verdict by replay, or None where it cannot tell; `across` is the verdict from the distance of the two sides.
+
+    `is_free`: the result is one of several that are as good, and each side was held against the one that it chose.
 
     Two sides that agree and both err beyond their limits did not do what the replay does: nothing here tells them apart.
     """
@@ -54,7 +58,9 @@ def judge_replayed(slot: SlotPair, found: Measurement, allowance: Allowance, rep
         exchanged = _arguments_verdict(slot, replay.arguments)
         if exchanged is not None or not replay.arguments.slots:
             return exchanged
-    return _honest(slot, found, ours, theirs, allowance, across, is_alike=replay.arguments is None) if theirs is not None else None
+    if theirs is None:
+        return None
+    return _honest(slot, found, ours, theirs, allowance, across, is_alike=replay.arguments is None, is_free=is_free)
 
 
 def _both(side: Side, blamed: SlotReplay, other: SlotReplay | None) -> str:
@@ -82,12 +88,21 @@ def _arguments_verdict(slot: SlotPair, exchanged: CallReplay) -> Verdict | None:
 
 
 def _honest(
-    slot: SlotPair, found: Measurement, ours: SlotReplay, theirs: SlotReplay, allowance: Allowance, across: Verdict, *, is_alike: bool
+    slot: SlotPair,
+    found: Measurement,
+    ours: SlotReplay,
+    theirs: SlotReplay,
+    allowance: Allowance,
+    across: Verdict,
+    *,
+    is_alike: bool,
+    is_free: bool,
 ) -> Verdict | None:
     """Both sides did what their own inputs say; what makes their results differ then enters, is magnified, or is decided on a near tie.
 
     `is_alike`: the two sides were called alike. Neither a decision nor a magnified difference excuses a result whose inputs could
-    not be compared.
+    not be compared. Where arguments differ and change nothing when they are exchanged, they are limits of two dtypes, and the results
+    differ by these.
     """
     own = max(multiple_of(ours), multiple_of(theirs))
     sizes = f"subject errs {errs(ours)}, reference {errs(theirs)} what an honest kernel errs"
@@ -103,7 +118,7 @@ def _honest(
     if is_of_other_shape or not any(one.is_floating for one in dtypes_of(slot)):
         return Verdict("rounding", "fork", f"a near tie falls the other way: {sizes}", own)
     if Amplification.of(allowance.entering, distance(found)) is None:
-        if not allowance.entering and _is_beyond_both(slot, found, ours, theirs):
+        if not allowance.entering and not is_free and _is_beyond_both(slot, found, ours, theirs):
             return Verdict(
                 "differs", "unexplained", f"each side did what it was given, and nothing recorded differs: {sizes}", across.multiple
             )

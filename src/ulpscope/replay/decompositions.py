@@ -43,8 +43,7 @@ _KNOWN_SUMS = _SCATTERED | _CONVOLUTIONS | {"mm", "bmm", "cumsum"}
 _LINEAR = frozenset(
     """
     _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d
-    avg_pool3d_backward cumprod scatter_reduce upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward
-    upsample_nearest1d_backward upsample_nearest2d_backward
+    avg_pool3d_backward cumprod scatter_reduce upsample_nearest1d_backward upsample_nearest2d_backward
     """.split()
 )
 _NATIVE = frozenset(
@@ -71,16 +70,22 @@ class Traced(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+_CERTAIN = frozenset("add sub rsub mul div neg sqrt".split())
+"""What IEEE 754 rounds correctly; and the sum of one term."""
+
+
 class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs each operation as primitives that are right to the last bit. `is_covered` turns false where one could not be taken apart.
 
     With a `seed`, each primitive errs by up to a unit in its last place more, by chance: another honest kernel that rounds otherwise.
-    A result that is exact only because nothing happened to be rounded shows so what rounding may do to it.
+    A result that is exact only because nothing happened to be rounded shows so what rounding may do to it. `is_narrow`: the call is one
+    of 16 bits or fewer, whose kernels compute in formats of their own.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, *, is_narrow: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_covered = True
+        self._is_narrow = is_narrow
         self._noise = None if seed is None else torch.Generator().manual_seed(seed)
         self._depth = 0
         self._generator = torch.Generator().manual_seed(0)
@@ -116,11 +121,11 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What torch's reference does with tensors of one dtype, without its ceremony: one primitive of that name, and no cast."""
         wide = tuple(_widen(one) for one in args)
         if name != "sum":
-            return self._rounded(self._primitive(func, name, wide, {}, accumulator_of(target)), target)
+            return self._rounded(self._primitive(func, name, wide, {}, accumulator_of(target)), target, is_certain=name in _CERTAIN)
         values, dims, *keeps = (*wide, None)
         dims = [one % values.dim() for one in dims or ()] or list(range(values.dim()))
         total = self._primitive(torch.ops.prims.sum.default, name, (values, dims), {}, accumulator_of(target))
-        total = self._rounded(total, target)
+        total = self._rounded(total, target, is_certain=total.numel() == values.numel())
         return total.reshape([1 if at in dims else size for at, size in enumerate(values.shape)]) if any(keeps) else total
 
     def _rounded_once(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -131,14 +136,25 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wide_args, wide_kwargs = tree_map(_widen, (args, kwargs))
         accumulator = target if name in _SCATTERED else accumulator_of(target)
         results = self._primitive(func, name, wide_args, wide_kwargs, accumulator)
+        is_certain = name in _CERTAIN or (name == "sum" and isinstance(results, torch.Tensor) and results.numel() == args[0].numel())
         return tree_map(
-            lambda one: self._rounded(one, target) if isinstance(one, torch.Tensor) and one.dtype == torch.float64 else one, results
+            lambda one: (
+                self._rounded(one, target, is_certain=is_certain) if isinstance(one, torch.Tensor) and one.dtype == torch.float64 else one
+            ),
+            results,
         )
 
-    def _rounded(self, value: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+    def _rounded(self, value: torch.Tensor, target: torch.dtype, *, is_certain: bool = False) -> torch.Tensor:
+        """Round to a dtype, with the noise of another kernel where one is asked for.
+
+        `is_certain`: every machine rounds this operation correctly, so a result that needs no rounding is the same everywhere, unless a
+        kernel computes in a format of its own.
+        """
         if self._noise is None or value.dtype != torch.float64:
             return value.to(target)
         noise = torch.empty(value.shape, dtype=torch.float64).uniform_(-1, 1, generator=self._noise)
+        if is_certain and not self._is_narrow:
+            noise.masked_fill_(value.to(target) == value, 0.0)
         return (value + value * noise * torch.finfo(target).eps).to(target)
 
     def _primitive(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], accumulator: torch.dtype) -> Any:
@@ -174,11 +190,16 @@ def _variance_and_mean(
 def _flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, **rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As fused kernels do it: weights in the dtype of the inputs, and of the normalisation only its logarithm kept."""
+    """As fused kernels do it: weights in the dtype of the inputs, and of the normalisation only its logarithm kept.
+
+    A row that the mask hides as a whole attends to nothing: it is 0, and so are its gradients.
+    """
     scores = _scores(query, key, is_causal, **rest)
     top = scores.amax(-1, keepdim=True)
+    is_hidden = top == -math.inf
+    top = top.masked_fill(is_hidden, 0.0)
     powers = (scores - top).exp()
-    sums = powers.sum(-1, keepdim=True)
+    sums = powers.sum(-1, keepdim=True).masked_fill(is_hidden, 1.0)
     result = _times(powers.to(query.dtype).to(scores.dtype), value.to(scores.dtype)) / sums
     return result.to(query.dtype), (top + sums.log()).squeeze(-1)
 
@@ -196,7 +217,7 @@ def _flash_attention_backward(
 ) -> tuple[torch.Tensor, ...]:
     scores = _scores(query, key, is_causal, **rest)
     wide, narrow = scores.dtype, query.dtype
-    weights = (scores - logsumexp.unsqueeze(-1)).exp()
+    weights = (scores - logsumexp.unsqueeze(-1)).exp().masked_fill(scores == -math.inf, 0.0)
     q, k, v, g = (one.to(wide) for one in (query, key, value, grad))
     shared = (g * result.to(wide)).sum(-1, keepdim=True)
     of_scores = (weights * (_times(g, v.mT) - shared)).to(narrow).to(wide)
@@ -239,7 +260,49 @@ def _embedding_backward(
     return grad.new_zeros(num_weights, grad.shape[-1]).index_put((indices,), rows, accumulate=True)
 
 
+def _interpolated_backward(interpolate: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of an interpolation along each dimension by itself, which is a product with the weights that the forward formula has.
+
+    So where each pixel lies between others, and the weights that follow, are rounded as they are forward.
+    """
+
+    def formula(
+        grad: torch.Tensor, output_size: list[int], input_size: list[int], align_corners: bool, *scales: float | None
+    ) -> torch.Tensor:
+        sizes = list(zip(input_size[2:], output_size, [*scales, *[None] * len(output_size)], strict=False))
+        found = grad
+        for at, (before, after, scale) in enumerate(sizes):
+            ones, places = ([1] * len(sizes) for _ in range(2))
+            ones[at], places[at] = before, after
+            own = [scale if place == at else None for place in range(len(sizes))]
+            rows = torch.eye(before, dtype=grad.dtype, device=grad.device).reshape(1, before, *ones)
+            weights = interpolate(rows, places, align_corners, *own).reshape(before, after)
+            found = (found.movedim(at + 2, -1) @ weights.mT).movedim(-1, at + 2)
+        return found
+
+    return formula
+
+
+def _multilabel_margin_loss(values: torch.Tensor, targets: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each wrong class against each right one. torch's decomposition also counts the places after the last right one, as class 0."""
+    count = values.shape[-1]
+    rows, chosen = values.reshape(-1, count), targets.reshape(-1, count)
+    is_named = (chosen == -1).cumsum(-1) == 0
+    is_target = ((chosen.unsqueeze(-1) == torch.arange(count)) & is_named.unsqueeze(-1)).any(1)
+    of_right = rows.gather(-1, chosen.where(is_named, 0)).unsqueeze(-1)
+    losses = (1.0 - of_right + rows.unsqueeze(1)).clamp_min(0) / count
+    total = losses.masked_fill(is_target.unsqueeze(1) | ~is_named.unsqueeze(-1), 0).sum((1, 2))
+    flags = is_target.to(values.dtype).reshape(targets.shape)
+    if reduction == 0:
+        return (total if values.dim() > 1 else total.squeeze(0)), flags
+    return (total.mean() if reduction == 1 else total.sum()), flags
+
+
 _FORMULAS: dict[str, Callable[..., Any]] = {
+    "multilabel_margin_loss_forward": _multilabel_margin_loss,
+    "upsample_linear1d_backward": _interpolated_backward(torch.ops.aten.upsample_linear1d.default),
+    "upsample_bilinear2d_backward": _interpolated_backward(torch.ops.aten.upsample_bilinear2d.default),
+    "upsample_bicubic2d_backward": _interpolated_backward(torch.ops.aten.upsample_bicubic2d.default),
     "_grouped_mm": grouped_product,
     "embedding_dense_backward": _embedding_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _flash_attention,

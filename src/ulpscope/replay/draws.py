@@ -18,7 +18,7 @@ import torch
 
 from ulpscope.model import Slot
 from ulpscope.model.randomness import silenced
-from ulpscope.replay.arguments import Decoding, decode_arguments
+from ulpscope.replay.arguments import Decoding, decode_arguments, read_tensor
 from ulpscope.replay.chance import IMPOSSIBLE, apart_as_samples, share_surprise, sum_surprise, worst_of
 from ulpscope.replay.evaluate import _Backward, _Forward
 from ulpscope.replay.program import NotReplayable, Program
@@ -58,9 +58,13 @@ def without_draws(program: Program) -> Program | None:
     return None if arguments is None else replace(program, call=replace(program.call, arguments=arguments))
 
 
-def surprises(program: Program, made: Tensors) -> dict[Slot, Surprise]:
-    """Every result that something can be said of; NotReplayable where the distribution of none of them is known."""
-    draw = _Draw.of(program)
+def surprises(program: Program, made: Tensors, *, is_recorded: bool = False) -> dict[Slot, Surprise]:
+    """Every result that something can be said of; NotReplayable where the distribution of none of them is known.
+
+    `is_recorded` says that `made` is what was recorded beside the inputs of `program`, and not drawn now: a gradient that was recorded
+    knows what its forward call dropped (after a relu it is 0 there).
+    """
+    draw = replace(_Draw.of(program), is_recorded=is_recorded)
     judge = _judge_of(draw)
     if judge is None:
         raise NotReplayable("it draws random numbers of a distribution that is not known here")
@@ -77,6 +81,7 @@ class _Draw:
     program: _Forward | _Backward
     args: list[Any]
     kwargs: dict[str, Any]
+    is_recorded: bool = False
 
     @classmethod
     def of(cls, program: Program) -> _Draw:
@@ -107,6 +112,13 @@ class _Draw:
         if not self.is_backward:
             return self.first
         return next((value for slot, value in self.program.inputs.items() if slot.role == "gradient"), None)
+
+    @property
+    def drawn_before(self) -> torch.Tensor | None:
+        """What the forward call of a recorded gradient made; None where that was not kept."""
+        results = {slot.slot: slot for slot in self.program.call.record.slots if slot.slot.is_output or slot.slot.role == "mutated"}
+        found = results.get(Slot("output", (0,))) or results.get(Slot("mutated", (0,)))
+        return None if found is None or found.content is None else read_tensor(found, self.program.read)
 
     def argument(self, name: str, place: int, default: Any = None) -> Any:
         return self.kwargs.get(name, self.args[place] if place < len(self.args) else default)
@@ -169,12 +181,32 @@ def _dropped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
     kept, dropped, size = _kept_and_dropped(draw, given.to(torch.float64), float(share))
     found = value.to(torch.float64)
     slack = _ROUNDINGS * torch.finfo(value.dtype).eps * size + torch.finfo(value.dtype).tiny
-    is_kept, is_dropped = (found - kept).abs() <= slack, (found - dropped).abs() <= slack
-    if wrong := int((~(is_kept | is_dropped)).sum()):
+    is_kept, is_dropped = ((found - one).abs() <= slack for one in (kept, dropped))
+    is_kept |= (found == kept.to(value.dtype)) & ~torch.isfinite(found)  # it overflows
+    is_open = ~torch.isfinite(given)  # nothing is known of what becomes of NaN, infinities times 0 among them
+    if wrong := int((~(is_kept | is_dropped | is_open)).sum()):
         text = "by another factor than 1 / (1 - p)" if not _is_alpha(draw) else "otherwise than an alpha dropout does"
         return IMPOSSIBLE, f"scales {wrong} of the elements that it keeps {text}"
-    is_known, is_dropped = _by_unit(draw, ~(is_kept & is_dropped)), _by_unit(draw, is_dropped & ~is_kept)
+    if draw.is_backward and draw.is_recorded:
+        return _dropped_as_before(draw, float(share), is_kept, is_dropped)
+    is_known, is_dropped = _by_unit(draw, ~(is_kept & is_dropped) & ~is_open), _by_unit(draw, is_dropped & ~is_kept & ~is_open)
     return _share_of(int((is_dropped & is_known).sum()), int(is_known.sum()), float(share), "drops")
+
+
+def _dropped_as_before(draw: _Draw, share: float, is_kept: torch.Tensor, is_dropped: torch.Tensor) -> Surprise:
+    """A recorded gradient passes where the forward call kept an element, and nowhere else: nothing is left to chance.
+
+    How many of its elements are 0 says nothing. What comes after a dropout (a relu, an absolute value) gives none where it got a 0.
+    """
+    before = draw.drawn_before
+    if before is None or before.shape != is_kept.shape or before.dtype == torch.bool:
+        return 0.0, ""
+    forward = replace(draw, program=_Forward(draw.program.call, draw.program.read))
+    kept, dropped, size = _kept_and_dropped(forward, draw.first.to(torch.float64), share)
+    slack = _ROUNDINGS * torch.finfo(before.dtype).eps * size + torch.finfo(before.dtype).tiny
+    was_kept, was_dropped = ((before.to(torch.float64) - one).abs() <= slack for one in (kept, dropped))
+    wrong = int(((was_kept & ~was_dropped & ~is_kept) | (was_dropped & ~was_kept & ~is_dropped)).sum())
+    return (IMPOSSIBLE, f"drops {wrong} gradients otherwise than its forward call dropped") if wrong else (0.0, "")
 
 
 def _is_alpha(draw: _Draw) -> bool:

@@ -241,14 +241,28 @@ class _Backward:
         wanted = [slot for edge in self.edges.values() for slot in edge.slots if leaves[slot].requires_grad]
         if not pairs or not wanted:
             raise NotReplayable("none of its results depends on its inputs here")
+        pairs = [(result, gradient.reshape(result.shape).to(result.dtype)) for result, gradient in pairs]
+        _take_as_whole(pairs)
         found = torch.autograd.grad(
             [result for result, _ in pairs],
             [leaves[slot] for slot in wanted],
-            [gradient.reshape(result.shape).to(result.dtype) for result, gradient in pairs],
+            [gradient for _, gradient in pairs],
             allow_unused=True,
         )
         by_slot = dict(zip(wanted, found, strict=True))
         return {slot: _summed(edge, by_slot, leaves) for slot, edge in self.edges.items()}
+
+
+def _take_as_whole(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Let the gradient recorded at a result be all that it gets.
+
+    One result may be made from another (an LSTM cell makes h from c). What was recorded at that one holds what the call itself sent
+    there, which would be added once more.
+    """
+    distinct = {id(result): (result, gradient) for result, gradient in pairs if not result.is_leaf}
+    if 1 < len(distinct) == len(pairs):
+        for result, gradient in pairs:
+            result.register_hook(lambda _, whole=gradient: whole)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -67,6 +67,10 @@ class Evaluations:
         return all(one in (torch.float64, torch.complex128) for one in floating)
 
     @cached_property
+    def _is_narrow(self) -> bool:
+        return any(one.dtype.itemsize < 4 for one in self._program.inputs.values() if is_floating(one))
+
+    @cached_property
     def kernel(self) -> Values | None:
         """What this machine's kernels give in the native precision, on inputs laid out as recorded; None where it has none."""
         if self.is_widest:
@@ -87,6 +91,32 @@ class Evaluations:
         found = (self._decomposed(plain, seed) for seed in range(NUM_SCATTERED))
         return [] if self.decomposed is None else [one for one in found if one is not None]
 
+    def rounded_otherwise(self, slot: Slot) -> torch.Tensor | None:
+        """Give values that err by the root mean square of what honest computations err, each element by its own.
+
+        One computation errs by next to nothing in some elements by luck. The largest of several would be a larger yardstick than the one
+        that the limits were measured with. What is infinite in one of them stays so.
+        """
+        if self.decomposed is None:
+            return None
+        exact = _real(self.exact[slot]).to(torch.float64)
+        found = [_real(values[slot]).to(torch.float64) for values in (self.decomposed, *self.scattered)]
+        square = torch.zeros_like(exact)
+        for one in found:
+            square += torch.nan_to_num(one - exact, nan=0.0, posinf=math.inf, neginf=-math.inf).square()
+        usual = exact + torch.copysign((square / len(found)).sqrt(), found[0] - exact)
+        for one in found:
+            usual = torch.where(torch.isfinite(usual) | torch.isfinite(one), usual, one)
+        return usual
+
+    def spread(self, slot: Slot) -> torch.Tensor | None:
+        """How far honest computations that round otherwise are from the decomposed one, whatever the kernel gives."""
+        if self.decomposed is None:
+            return None
+        centre = _real(self.decomposed[slot]).to(torch.float64)
+        others = [(_real(values[slot]).to(torch.float64) - centre).abs() for values in self.scattered]
+        return torch.stack(others).amax(0) if others else None
+
     @cached_property
     def exact_decomposed(self) -> Values | None:
         return None if self.is_widest else self._decomposed(widened(self._program.inputs))
@@ -100,7 +130,7 @@ class Evaluations:
         return in_float64 > natively / 32
 
     def _decomposed(self, inputs: Mapping[Slot, torch.Tensor], seed: int | None = None) -> Values | None:
-        mode = Decomposed(seed)
+        mode = Decomposed(seed, is_narrow=self._is_narrow)
         try:
             found = _run(self._program, inputs, self._rounding, mode, separate=False)
         except Exception:  # torch's decompositions are written for tracing; one that does not run here leaves the call without
@@ -149,6 +179,10 @@ class Moves:
         self._moved: dict[Slot, Moved] = {}
         self._has_zeros_in = False
         self._has_ties_in = False
+
+    @property
+    def evaluations(self) -> Evaluations:
+        return self._evaluations
 
     def of(self, slot: Slot, exact: Values, *, with_zeros: bool) -> Moved:
         if not self._moved:

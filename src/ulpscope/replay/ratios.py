@@ -9,6 +9,8 @@
 
 with a the error of the native kernel and b that of the decomposed computation. The kernel's error counts as far as the other two support
 it, so that no kernel is its own judge; where there is no b it counts in full.
+A result all of whose elements are the nearest numbers to the exact ones has no change of scale: one constant in many places (a mask of
+-10000 in bfloat16) is rounded the same everywhere, and no kernel comes nearer.
 Elements at a jump (a tie that noise decides) are not judged, and are kept out of the means so that they excuse nobody else.
 """
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -77,7 +79,9 @@ def ratios(recorded: torch.Tensor, evidence: Evidence, coarsest: DType, finest_m
     totals = _Totals()
     for block in sheet.blocks():
         totals.add(block)
-    return totals.ratios()
+    found = totals.ratios()
+    is_nearest = found.num_nonfinite == 0 and bool(found.bias) and torch.equal(recorded, evidence.exact.to(recorded.dtype))
+    return replace(found, bias=0.0) if is_nearest else found
 
 
 def _nothing_apart(recorded: torch.Tensor, evidence: Evidence, coarsest: DType) -> Ratios | None:

@@ -15,6 +15,9 @@ __all__ = ["in_wider_precision", "wider_dtype", "wider_precision"]
 
 _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64, torch.float16: torch.complex32}
 _CASTS = frozenset("Tensor.float Tensor.half Tensor.bfloat16 Tensor.double Tensor.cfloat Tensor.chalf Tensor.cdouble".split())
+_RANKED = {"matrix_rank": ("rtol", 1), "pinv": ("rtol", 1), "lstsq": ("rcond", 2)}
+"""What decides how many singular values of a matrix are 0: the argument that says from where on, and how many stand before it."""
+_TOLERANCES = frozenset("tol atol rtol rcond".split())
 _COMPUTED_IN_FLOAT32 = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -56,11 +59,23 @@ def in_wider_precision(
         return grouped_product, args, kwargs
     if short == "rms_norm" and native in _COMPUTED_IN_FLOAT32:
         return function, *_with_default(args, kwargs, 3, "eps", torch.finfo(torch.float32).eps)
+    if short in _RANKED and native in DTYPES:
+        return function, *_with_tolerance(short, args, kwargs, DTYPES[native].eps)
     if short in ("nan_to_num", "nan_to_num_") and native in DTYPES:
         largest = DTYPES[native].max
         args, kwargs = _with_default(args, kwargs, 2, "posinf", largest)
         return function, *_with_default(args, kwargs, 3, "neginf", -largest)
     return function, args, kwargs
+
+
+def _with_tolerance(short: str, args: list[Any], kwargs: dict[str, Any], eps: float) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments with the share of the largest singular value below which one counts as 0, where it was left to the dtype."""
+    name, num_before = _RANKED[short]
+    given = [*args[num_before:], *(value for key, value in kwargs.items() if key in _TOLERANCES)]
+    matrix = args[0] if args else next((kwargs[key] for key in ("A", "input") if key in kwargs), None)
+    if not isinstance(matrix, torch.Tensor) or matrix.dim() < 2 or any(value is not None for value in given):
+        return args, kwargs
+    return args, {**kwargs, name: eps * max(matrix.shape[-2:])}
 
 
 def _cast_kept(short: str) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -38,9 +38,9 @@ CANCELLED = 4.0
 """Room for noise in units of that rounding where more than products are computed: saturated attention backward errs by 7.1 and 111."""
 TIES = 16.0
 """Ratio from which on it is asked whether a tie among inputs explains it."""
-FINE = 23
-"""Fraction bits below which it is asked what rounding intermediate results otherwise does: a kernel of 16 bits computes in formats of its
-own, and where the result is exactly 0 or hangs on a whole number, no noise in the inputs shows their rounding."""
+ALIKE, NEARLY_ALL = 0.1, 0.9
+"""So near to one factor, and so many of the elements, where one factor is the error: cutting off digits spreads by half of its mean."""
+FEW = 64
 DISPUTE = 64.0
 """Times by which a decomposition has to miss the exact result before that result itself is computed a second way."""
 
@@ -112,8 +112,9 @@ class Yardstick:
 
     def _measure_floating(self, slot: Slot, recorded: torch.Tensor, coarsest: DType, enough: Limits | None) -> SlotReplay:
         if self._loosely_only and self._rounded:
-            loose = _slot_replay(slot, recorded, coarsest, self._loosely(slot, recorded, coarsest), is_bound=False)
-            return replace(loose, is_rounding=True)
+            found = self._loosely(slot, recorded, coarsest)
+            if not self._is_one_scale(slot, recorded, found):
+                return replace(_slot_replay(slot, recorded, coarsest, found, is_bound=False), is_rounding=True)
         if enough is not None:
             for stage in _BOUNDS:
                 found = self._best(slot, recorded, coarsest, stage)
@@ -123,7 +124,7 @@ class Yardstick:
         if found.max_ratio > TIES and not self._plain.only_moves and self._moves.has_jumps(slot, self.exact()):
             self._moves.look_for_ties(self.exact())
             found = self._best(slot, recorded, coarsest, "full")
-        if found.max_ratio > TIES and coarsest.mantissa < FINE and not self._plain.only_moves:
+        if found.max_ratio > TIES and not self._plain.only_moves:  # where a result is exactly 0, noise in the inputs shows no rounding
             found = self._best(slot, recorded, coarsest, "scattered")
         return _slot_replay(slot, recorded, coarsest, found, is_bound=False)
 
@@ -138,6 +139,24 @@ class Yardstick:
         if self._rounded and is_open:
             found.append(self._loosely(slot, recorded, coarsest))
         return min(found, key=_badness)
+
+    def _is_one_scale(self, slot: Slot, recorded: torch.Tensor, found: Ratios) -> bool:
+        """Return true if nearly all elements are off by the same factor, which rounding on the way does not make.
+
+        Rounding moves each element on its own; where a few large ones make up the size of a result, they share a factor by chance, and the
+        small ones do not.
+        """
+        numel = recorded.numel()
+        if not found.scale or numel < FEW or (not self._plain.is_composite and is_dropped(found.scale, self._num_terms(numel))):
+            return False
+        for one in self._rounded:
+            centre = _real(one.exact[slot]).to(torch.float64)
+            moved = _real(recorded).to(torch.float64) - centre
+            factor = float((moved * centre).sum() / centre.square().sum())
+            is_moved_alike = (moved - factor * centre).abs() <= ALIKE * abs(factor) * centre.abs()
+            if float(is_moved_alike.double().mean()) >= NEARLY_ALL:
+                return True
+        return False
 
     def _loosely(self, slot: Slot, recorded: torch.Tensor, coarsest: DType) -> Ratios:
         """How far a result is from that of rounded operands, in units of what rounding them to the nearest changes.
@@ -186,20 +205,11 @@ class Yardstick:
             return known
         kernel, decomposed = (None if one is None else _real(one[slot]) for one in (evaluations.kernel, evaluations.decomposed))
         if stage == "scattered" and decomposed is not None:
-            decomposed = _farthest(exact, decomposed, [_real(one[slot]) for one in evaluations.scattered])
+            decomposed = evaluations.rounded_otherwise(slot)
         return replace(known, kernel=kernel, decomposed=decomposed)
 
 
 _BOUNDS: tuple[Stage, ...] = ("exact", "probes")
-
-
-def _farthest(exact: torch.Tensor, first: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
-    """Of each element the value that is farthest from the exact one."""
-    found = first.to(torch.float64)
-    for one in others:
-        is_farther = (one.to(torch.float64) - exact).abs() > (found - exact).abs()
-        found = torch.where(is_farther, one.to(torch.float64), found)
-    return found
 
 
 def _badness(found: Ratios) -> tuple[float, float, float]:

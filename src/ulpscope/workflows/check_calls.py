@@ -314,7 +314,8 @@ def _drawn_slots(prepared: _Prepared, made: Tensors, device: str) -> tuple[Check
     roles: tuple[tuple[CheckRole, Tensors], ...] = (("device", made), ("recorded", prepared.recorded))
     for role, values in roles:
         known = {slot: value for slot, value in values.items() if slot in made and value.shape == made[slot].shape}
-        for slot, (surprise, reason) in surprises(prepared.program, known).items() if known else ():
+        told = surprises(prepared.program, known, is_recorded=role == "recorded") if known else {}
+        for slot, (surprise, reason) in told.items():
             drawn = DrawnSlot(distance=standard_errors(surprise), reason=reason, role=role)
             before = found[slot].drawn if slot in found else None
             if before is None or drawn.distance > before.distance:

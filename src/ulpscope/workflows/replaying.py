@@ -279,13 +279,18 @@ class Replaying:
         return effective_operands([*forward, *(one for one in passed_back if not isinstance(one, str))]) or operands
 
     def _exchanged(self, pair: Pair, sides: tuple[_Side, _Side]) -> CallReplay | None:
-        """What the reference's arguments make of the subject's tensors, against the subject's own exact result."""
+        """What the reference's arguments make of the subject's tensors, against the subject's own exact result.
+
+        A number that is a limit of a dtype stays the subject's own: it is another number, and so another result, of the same argument.
+        """
         called = _forward_pair(pair, sides)
-        if called is None or called.subject is None or called.reference is None or not _differ_in_arguments(called):
+        if called is None or called.subject is None or called.reference is None:
+            return None
+        arguments = with_own_limits(called.subject, called.reference)
+        if arguments == called.reference.arguments and not _differ_in_arguments(called):
             return None
         if called.subject.call.op != called.reference.call.op:
             return CallReplay(why_not="another operation")
-        arguments = with_own_limits(called.subject, called.reference)
         others = filter(_is_argument, argument_differences(called))
         has_ties = all(_is_fraction(one.subject) and _is_fraction(one.reference) for one in others)
         return _attempt(lambda: _exchange(pair.record, arguments, sides[0], has_ties=has_ties))
