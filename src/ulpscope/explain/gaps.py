@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from ulpscope.explain.contributions import entered, made
 from ulpscope.model import Behind, CallRecord, Gap, JudgedCall, JudgedSlot, Phase, Side, TensorRecord, joined_gaps
 
-__all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of", "harmless_calls"]
+__all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of", "vanishing_calls"]
 
 UNBLAMED = "differs, and no call is to blame"
 """Why a slot tells nothing that differs; beside a fault it is a consequence, and no gap."""
@@ -40,9 +40,26 @@ def gaps_of(calls: Sequence[JudgedCall]) -> tuple[Gap, ...]:
     return joined_gaps([*_phase_gaps(calls, lone_phases), *_call_gaps(step, lone_phases), *_slot_gaps(step)])
 
 
-def harmless_calls(calls: Sequence[JudgedCall]) -> Sequence[bool]:
-    """Say of each call of one rank and step whether all that is made of its results was compared and agrees."""
-    return _Step(calls).is_fine
+def vanishing_calls(calls: Sequence[JudgedCall]) -> Sequence[bool]:
+    """Say of each call of one rank and step whether later calls receive every result of it that differs, and make nothing else of it.
+
+    A result that no recorded call receives is no such case: it may be what the program returns, or keeps.
+    """
+    receivers = _receivers(calls)
+    vanishes = [False] * len(calls)
+    for at in reversed(range(len(calls))):
+        differing = [slot for slot in made(calls[at]) if _why_open(slot)]
+        vanishes[at] = _side(calls[at]) is None and all(_all_vanish(slot, at, receivers, vanishes) for slot in differing)
+    return vanishes
+
+
+def _all_vanish(slot: JudgedSlot, at: int, receivers: dict[Side, dict[str, list[int]]], vanishes: Sequence[bool]) -> bool:
+    for side in _SIDES:
+        record = _tensor(slot, side)
+        later = [one for one in receivers[side].get(record.fingerprint or "", ()) if one > at] if record is not None else []
+        if not later or not all(vanishes[one] for one in later):
+            return False
+    return True
 
 
 def count_opaque(calls: Sequence[JudgedCall]) -> int:

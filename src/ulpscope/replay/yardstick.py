@@ -41,6 +41,9 @@ TIES = 16.0
 ALIKE, NEARLY_ALL = 0.1, 0.9
 """So near to one factor, and so many of the elements, where one factor is the error: cutting off digits spreads by half of its mean."""
 FEW = 64
+FINE = 23
+"""Fraction bits below which it is asked what rounding intermediate results otherwise does, also of machines that round operands: a kernel
+of 16 bits computes in formats of its own. Where a result is exactly 0 or hangs on a whole number, no noise in the inputs shows rounding."""
 DISPUTE = 64.0
 """Times by which a decomposition has to miss the exact result before that result itself is computed a second way."""
 
@@ -124,7 +127,8 @@ class Yardstick:
         if found.max_ratio > TIES and not self._plain.only_moves and self._moves.has_jumps(slot, self.exact()):
             self._moves.look_for_ties(self.exact())
             found = self._best(slot, recorded, coarsest, "full")
-        if found.max_ratio > TIES and not self._plain.only_moves:  # where a result is exactly 0, noise in the inputs shows no rounding
+        may_hide = coarsest.mantissa < FINE or not self._rounded
+        if found.max_ratio > TIES and may_hide and not self._plain.only_moves:
             found = self._best(slot, recorded, coarsest, "scattered")
         return _slot_replay(slot, recorded, coarsest, found, is_bound=False)
 
