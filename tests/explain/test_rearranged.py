@@ -120,3 +120,24 @@ def test_what_grew_tells_by_how_much() -> None:
     found = Amplification.of(1e-6, 1e-3)
     assert found is not None
     assert found.factor == pytest.approx(1000)
+
+
+def certain(done: Any, mode: str) -> None:
+    """Attention that picks one key for certain, as its formula or as one call; in the first the gradient of the values may be 1 % off."""
+    torch.manual_seed(3)
+    qkv, out, x = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), torch.randn(2, 5, WIDTH)
+    with torch.no_grad():
+        qkv.weight[: 2 * WIDTH] *= 40
+    q, k, v = (part.view(2, 1, 5, WIDTH) for part in qkv(x).chunk(3, -1))
+    if "spoilt" in mode:
+        v.register_hook(lambda gradient: gradient * 1.01)
+    y = (q @ k.mT / WIDTH**0.5).softmax(-1) @ v if "formula" in mode else F.scaled_dot_product_attention(q, k, v)
+    out(y).square().mean().backward()
+    done()
+
+
+@pytest.mark.parametrize(("mode", "num_faults"), [("formula", 0), ("formula spoilt", 1)])
+def test_a_gradient_that_is_zero_but_for_the_rounding_of_its_terms_is_no_fault(mode: str, num_faults: int) -> None:
+    """The formula gives exact zeros where the fused call gives what rounding left of its terms."""
+    found = compared_with(mode, program=certain)
+    assert len(found.faults) == num_faults

@@ -176,11 +176,12 @@ def _agrees(slot: JudgedSlot, trail: Trail) -> bool:
 
 def _judge_given(record: CallRecord, slot: SlotPair, found: Measurement, rule: Rule, trail: Trail) -> JudgedSlot:
     parts = trail.parts_of(record, slot.slot)
-    own = size_of(slot, found, "differs") if parts.terms else None
+    terms = max(parts.terms, trail.terms_of_lone(slot) if trail.lone_terms else 0.0)
+    own = size_of(slot, found, "differs") if terms else None
     allowance = Allowance(
         units=rounding_units(coarsest(dtypes_of(slot))),
         error=own.error if own else inf,
-        terms=parts.terms,
+        terms=terms,
         carried=parts.error,
         drift=max(trail.drift, parts.apart, trail.parameters_apart(slot.slot), trail.block_apart(slot)),
         is_given=True,

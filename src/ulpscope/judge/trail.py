@@ -38,7 +38,8 @@ class Trail:
     repeat of itself. `drift` is the largest distance that calls
     within their allowance reached. `honest` holds the values made by such calls, known by the fingerprints of both sides; `gradients`
     what the honest contributions to the gradient of a value say of their sum; `apart` how far honest values are apart, by the
-    fingerprint of one side; `carried` the values that carry memory that nobody wrote to, or a choice that nothing determines, by that rule.
+    fingerprint of one side; `lone_terms` how large the gradients are that entered backward calls of one side only, by what was made of
+    them; `carried` the values that carry memory that nobody wrote to, or a choice that nothing determines, by that rule.
     `behind` holds the values that need not agree, and why; `behind_anything` says so of every value, where one of them cannot be known
     again. `clean_drift` is `drift` of the calls that no such value entered. `behind_memory` says so of
     memory that was written to in place, and `made` holds what calls made and is not the same.
@@ -53,6 +54,8 @@ class Trail:
     forward: dict[Hashable, JudgedCall] = field(default_factory=dict)
     optimized: dict[Slot, JudgedSlot] = field(default_factory=dict)
     apart: dict[Hashable, float] = field(default_factory=dict)
+    lone_terms: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
+    lone_values: dict[Hashable, float] = field(default_factory=dict)
     modules: dict[str, tuple[float, bool]] = field(default_factory=dict)
     carried: set[Hashable] = field(default_factory=set)
     behind: dict[Hashable, Behind] = field(default_factory=dict)
@@ -75,6 +78,8 @@ class Trail:
         self.behind_memory = None
         self.made.clear()
         self.apart.clear()
+        self.lone_terms.clear()
+        self.lone_values.clear()
         self.carried.clear()
         self.modules.clear()
         self.gradients.clear()
@@ -167,6 +172,23 @@ class Trail:
         worst = max((self._apart_on(side, one.fingerprint) for one in entered), default=0.0)
         made = [one.fingerprint for one in record.slots if not record.receives(one.slot) and one.fingerprint]
         self.apart |= {("lone", side, fingerprint): worst for fingerprint in made}
+        largest, call = max((one.summary.rms or 0.0 for one in entered if one.summary), default=0.0), (side, record.level, record.call)
+        if record.phase == "forward":
+            self.lone_values[call] = largest
+        elif record.phase == "backward":
+            before = [self.lone_terms[key] for one in entered if (key := (side, one.fingerprint)) in self.lone_terms]
+            gradient = max((largest, *(size for size, _ in before)))
+            factor = max((1.0, self.lone_values.get(call, 1.0), *(values for _, values in before)))
+            self.lone_terms |= {(side, fingerprint): (gradient, factor) for fingerprint in made}
+
+    def terms_of_lone(self, slot: SlotPair) -> float:
+        """Give the size of the terms that backward calls of one side only made a value of; 0 where none made it.
+
+        Those are gradients, times the values of the forward calls where they are larger than 1. Two formulas of one gradient round what
+        cancels otherwise: that of a softmax that picks one element for certain is 0 in one, and the rounding of its terms in the other.
+        """
+        found = (self.lone_terms.get((side, one.fingerprint), (0.0, 0.0)) for side, one in _sides(slot))
+        return max((gradient * factor for gradient, factor in found), default=0.0)
 
     def _apart_on(self, side: str, fingerprint: str | None) -> float:
         return max(self.apart.get((side, fingerprint), 0.0), self.apart.get(("lone", side, fingerprint), 0.0))
