@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ulpscope.explain.contributions import entered, made
 from ulpscope.model import Behind, CallRecord, Gap, JudgedCall, JudgedSlot, Phase, Side, TensorRecord, joined_gaps
+from ulpscope.model.memory import writes_in_place
 
 __all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of", "harmless_calls"]
 
@@ -110,14 +111,18 @@ class _Step:
         self._num_bad += not self.is_fine[at]
 
     def _is_harmless(self, at: int, slot: JudgedSlot) -> bool:
-        """Whether all that is made of a result that does not agree was compared and agrees."""
+        """Whether all that is made of a result that does not agree was compared and agrees.
+
+        Nobody has to receive it now if it was written over what there was: it stays, for a later step.
+        """
         sides = [(side, record) for side in _SIDES if (record := _tensor(slot, side)) is not None]
         receivers = {later for side, record in sides for later in self._later(side, at, record)}
         if receivers:
             return all(self.is_fine[later] for later in receivers)
         if not all(record.fingerprint for _, record in sides):
             return self._is_followed_by_agreement(at)
-        return self._is_dead_end_harmless(at)
+        call = self.calls[at].pair.record
+        return not writes_in_place(call.call.op, call.arguments) and self._is_dead_end_harmless(at)
 
     def _is_harmless_on(self, side: Side, at: int, value: TensorRecord) -> bool:
         """The same for a result of a call that only one side has."""
