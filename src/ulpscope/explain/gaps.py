@@ -42,8 +42,11 @@ def gaps_of(calls: Sequence[JudgedCall]) -> tuple[Gap, ...]:
 
 
 def harmless_calls(calls: Sequence[JudgedCall]) -> Sequence[bool]:
-    """Say of each call of one rank and step whether all that is made of its results was compared and agrees."""
-    return _Step(calls).is_fine
+    """Say of each call of one rank and step whether all that is made of its results was compared and agrees.
+
+    A result that differs and that nobody receives is none of those: that shows no harmlessness, and a step after it may hang on it.
+    """
+    return _Step(calls, has_dead_ends=False).is_fine
 
 
 def count_opaque(calls: Sequence[JudgedCall]) -> int:
@@ -80,8 +83,9 @@ class _Step:
     `open_slots` are those of calls on both sides that are not.
     """
 
-    def __init__(self, calls: Sequence[JudgedCall]) -> None:
+    def __init__(self, calls: Sequence[JudgedCall], *, has_dead_ends: bool = True) -> None:
         self.calls = calls
+        self._has_dead_ends = has_dead_ends
         self.is_fine = [True] * len(calls)
         self.open_slots: list[tuple[JudgedCall, JudgedSlot]] = []
         self._receivers = _receivers(calls)
@@ -142,6 +146,8 @@ class _Step:
         return record.call.short in _COPIES and bool(given) and all(one in self._known[side] for one in given)
 
     def _is_dead_end_harmless(self, at: int) -> bool:
+        if not self._has_dead_ends:
+            return False
         return self._ends_in_agreement or (_is_start(self.calls[at]) and self._last_pair > at)
 
     def _is_followed_by_agreement(self, at: int) -> bool:

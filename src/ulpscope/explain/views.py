@@ -89,7 +89,7 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             continue
         if slot is not None:
             harmless = harmless_calls(calls) if harmless is None else harmless
-            if harmless[at] and made(call) and not is_first_call:
+            if harmless[at] and made(call) and not is_first_call and not lone:
                 continue
             return Divergence(how="entered", call=call, slot=slot, lone=tuple(lone), is_first_call=is_first_call)
         if call.contribution == "contributed":
