@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -227,3 +228,38 @@ def test_buffers_at_the_end_of_a_step_do_not_hide_a_result_of_one_side(tmp_path:
 
     comparison = compare_runs(run(tmp_path / "a", is_longer=has_tail), run(tmp_path / "b", is_longer=False))
     assert (comparison.verdict, comparison.coverage.is_whole) == (("unknown", False) if has_tail else ("same", True))
+
+
+@pytest.mark.parametrize("missing_at", [0, 1])
+def test_an_average_of_weights_that_was_not_updated_once_is_no_pass(tmp_path: Path, missing_at: int) -> None:
+    """The optimizer's steps agree, and nothing in a step receives the average: it was written in place, and stays."""
+
+    def trained(into: Path, is_whole: bool) -> Path:
+        steps: list[int] = []
+        averages: list[torch.optim.swa_utils.AveragedModel] = []
+
+        def average(model: nn.Module) -> None:
+            averages[:] = averages or [torch.optim.swa_utils.AveragedModel(model)]
+            if is_whole or len(steps) != missing_at:
+                averages[0].update_parameters(model)
+            steps.append(len(steps))
+
+        return record(into, steps=3, after=average)
+
+    assert compare_runs(trained(tmp_path / "part", False), trained(tmp_path / "whole", True)).verdict == "diverges"
+
+
+def test_what_is_lost_in_a_coarser_dtype_later_does_not_excuse_a_missing_call(tmp_path: Path) -> None:
+    """A statistic takes a way round every recording on one side; the norm made of it is one per cent off, within bfloat16."""
+
+    def normed(into: Path, is_wrong: bool) -> Path:
+        with Capture(into, keep="tensors"):
+            x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+            variance = x.float().pow(2).mean(-1, keepdim=True)
+            if is_wrong:
+                variance = torch.from_numpy(variance.detach().numpy() * np.float32(1.02))
+            (x.float() * torch.rsqrt(variance + 1e-6)).to(x.dtype).sum()
+        return into
+
+    [fault] = compare_runs(normed(tmp_path / "wrong", True), normed(tmp_path / "right", False)).faults
+    assert (fault.kind, fault.call) == ("calls", "Tensor.detach.0")

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from ulpscope.explain.contributions import entered, made
 from ulpscope.model import Behind, CallRecord, Gap, JudgedCall, JudgedSlot, Phase, Side, TensorRecord, joined_gaps
+from ulpscope.model.memory import writes_in_place
 
-__all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of", "vanishing_calls"]
+__all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of", "harmless_calls"]
 
 UNBLAMED = "differs, and no call is to blame"
 """Why a slot tells nothing that differs; beside a fault it is a consequence, and no gap."""
@@ -40,26 +41,12 @@ def gaps_of(calls: Sequence[JudgedCall]) -> tuple[Gap, ...]:
     return joined_gaps([*_phase_gaps(calls, lone_phases), *_call_gaps(step, lone_phases), *_slot_gaps(step)])
 
 
-def vanishing_calls(calls: Sequence[JudgedCall]) -> Sequence[bool]:
-    """Say of each call of one rank and step whether later calls receive every result of it that differs, and make nothing else of it.
+def harmless_calls(calls: Sequence[JudgedCall]) -> Sequence[bool]:
+    """Say of each call of one rank and step whether all that is made of its results was compared and agrees.
 
-    A result that no recorded call receives is no such case: it may be what the program returns, or keeps.
+    A result that differs and that nobody receives is none of those: that shows no harmlessness, and a step after it may hang on it.
     """
-    receivers = _receivers(calls)
-    vanishes = [False] * len(calls)
-    for at in reversed(range(len(calls))):
-        differing = [slot for slot in made(calls[at]) if _why_open(slot)]
-        vanishes[at] = _side(calls[at]) is None and all(_all_vanish(slot, at, receivers, vanishes) for slot in differing)
-    return vanishes
-
-
-def _all_vanish(slot: JudgedSlot, at: int, receivers: dict[Side, dict[str, list[int]]], vanishes: Sequence[bool]) -> bool:
-    for side in _SIDES:
-        record = _tensor(slot, side)
-        later = [one for one in receivers[side].get(record.fingerprint or "", ()) if one > at] if record is not None else []
-        if not later or not all(vanishes[one] for one in later):
-            return False
-    return True
+    return _Step(calls, has_dead_ends=False).is_fine
 
 
 def count_opaque(calls: Sequence[JudgedCall]) -> int:
@@ -96,8 +83,9 @@ class _Step:
     `open_slots` are those of calls on both sides that are not.
     """
 
-    def __init__(self, calls: Sequence[JudgedCall]) -> None:
+    def __init__(self, calls: Sequence[JudgedCall], *, has_dead_ends: bool = True) -> None:
         self.calls = calls
+        self._has_dead_ends = has_dead_ends
         self.is_fine = [True] * len(calls)
         self.open_slots: list[tuple[JudgedCall, JudgedSlot]] = []
         self._receivers = _receivers(calls)
@@ -127,14 +115,18 @@ class _Step:
         self._num_bad += not self.is_fine[at]
 
     def _is_harmless(self, at: int, slot: JudgedSlot) -> bool:
-        """Whether all that is made of a result that does not agree was compared and agrees."""
+        """Whether all that is made of a result that does not agree was compared and agrees.
+
+        Nobody has to receive it now if it was written over what there was: it stays, for a later step.
+        """
         sides = [(side, record) for side in _SIDES if (record := _tensor(slot, side)) is not None]
         receivers = {later for side, record in sides for later in self._later(side, at, record)}
         if receivers:
             return all(self.is_fine[later] for later in receivers)
         if not all(record.fingerprint for _, record in sides):
             return self._is_followed_by_agreement(at)
-        return self._is_dead_end_harmless(at)
+        call = self.calls[at].pair.record
+        return not writes_in_place(call.call.op, call.arguments) and self._is_dead_end_harmless(at)
 
     def _is_harmless_on(self, side: Side, at: int, value: TensorRecord) -> bool:
         """The same for a result of a call that only one side has."""
@@ -154,6 +146,8 @@ class _Step:
         return record.call.short in _COPIES and bool(given) and all(one in self._known[side] for one in given)
 
     def _is_dead_end_harmless(self, at: int) -> bool:
+        if not self._has_dead_ends:
+            return False
         return self._ends_in_agreement or (_is_start(self.calls[at]) and self._last_pair > at)
 
     def _is_followed_by_agreement(self, at: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from ulpscope.explain.contributions import entered, is_beyond, made
-from ulpscope.explain.gaps import vanishing_calls
+from ulpscope.explain.gaps import harmless_calls
 from ulpscope.explain.masking import values_of_another_mask
 from ulpscope.model import JudgedCall, JudgedSlot, RunInfo
 from ulpscope.model.nouns import dataclass
@@ -72,7 +72,7 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
     levels = common_levels(calls)
     is_first_call = True
     excused: set[str] = set()
-    vanishing: Sequence[bool] | None = None
+    harmless: Sequence[bool] | None = None
     for at, call in enumerate(calls):
         record = call.pair.record
         if record.phase == "start":
@@ -88,10 +88,9 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             lone = [*lone, call]
             continue
         if slot is not None:
-            if not lone and not is_first_call and made(call):
-                vanishing = vanishing_calls(calls) if vanishing is None else vanishing
-                if vanishing[at]:
-                    continue
+            harmless = harmless_calls(calls) if harmless is None else harmless
+            if harmless[at] and made(call) and not is_first_call and not lone:
+                continue
             return Divergence(how="entered", call=call, slot=slot, lone=tuple(lone), is_first_call=is_first_call)
         if call.contribution == "contributed":
             call = _innermost(call, calls)
