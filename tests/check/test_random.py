@@ -103,6 +103,19 @@ def test_what_a_dropout_is_given_may_be_nan_infinite_or_too_large_to_scale(tmp_p
     assert [(str(call.call), call.phase, call.reason) for call in check.calls if call.status != "passed"] == []
 
 
+def test_so_may_the_gradient_be_that_a_dropout_is_given(tmp_path: Path) -> None:
+    def program() -> torch.Tensor:
+        x = torch.randn(8, 16)
+        x[3] = torch.inf
+        factor = torch.ones(8, 16)
+        factor[0], factor[1], factor[2, :4] = torch.nan, torch.inf, 3e38
+        return F.dropout(x.requires_grad_(), 0.3) * factor + F.alpha_dropout(x, 0.3, True) * factor
+
+    check = _checked(tmp_path / "run", program)
+    assert [(str(call.call), call.reason) for call in check.calls if call.is_random and call.status != "passed"] == []
+    assert sum(call.is_random for call in check.calls) == 5
+
+
 def test_a_draw_hidden_in_an_argument_leaves_the_rest_to_be_checked(tmp_path: Path) -> None:
     """With a dropout of 0 attention and recurrent layers are as exact as any call; the plain dropouts inside are judged as such."""
     check = _checked(tmp_path / "run", _hidden)

@@ -188,7 +188,7 @@ def _dropped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
         text = "by another factor than 1 / (1 - p)" if not _is_alpha(draw) else "otherwise than an alpha dropout does"
         return IMPOSSIBLE, f"scales {wrong} of the elements that it keeps {text}"
     if draw.is_backward and draw.is_recorded:
-        return _dropped_as_before(draw, float(share), is_kept, is_dropped)
+        return _dropped_as_before(draw, float(share), is_kept | is_open, is_dropped | is_open)
     is_known, is_dropped = _by_unit(draw, ~(is_kept & is_dropped) & ~is_open), _by_unit(draw, is_dropped & ~is_kept & ~is_open)
     return _share_of(int((is_dropped & is_known).sum()), int(is_known.sum()), float(share), "drops")
 
@@ -204,7 +204,8 @@ def _dropped_as_before(draw: _Draw, share: float, is_kept: torch.Tensor, is_drop
     forward = replace(draw, program=_Forward(draw.program.call, draw.program.read))
     kept, dropped, size = _kept_and_dropped(forward, draw.first.to(torch.float64), share)
     slack = _ROUNDINGS * torch.finfo(before.dtype).eps * size + torch.finfo(before.dtype).tiny
-    was_kept, was_dropped = ((before.to(torch.float64) - one).abs() <= slack for one in (kept, dropped))
+    is_told = torch.isfinite(draw.first)  # what became of an infinity says nothing: any distance is within its slack
+    was_kept, was_dropped = (((before.to(torch.float64) - one).abs() <= slack) & is_told for one in (kept, dropped))
     wrong = int(((was_kept & ~was_dropped & ~is_kept) | (was_dropped & ~was_kept & ~is_dropped)).sum())
     return (IMPOSSIBLE, f"drops {wrong} gradients otherwise than its forward call dropped") if wrong else (0.0, "")
 
