@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -141,7 +142,7 @@ def written_arguments(func: Any) -> frozenset[int | str]:
 @functools.lru_cache(maxsize=8192)
 def writes_silently(op: str) -> bool:
     """Whether a call may write to arguments without always raising their version: see `silently_written`."""
-    return op in _STATISTICS or writes_lists(op)
+    return _unannounced(op) is not None or writes_lists(op)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -153,28 +154,61 @@ def writes_lists(op: str) -> bool:
 
 _NOTHING: frozenset[int | str] = frozenset()
 _FIRST: frozenset[int | str] = frozenset({0})
-_STATISTICS: dict[str, tuple[int, str]] = {
-    "functional.batch_norm": (1, "training"),
-    "functional.instance_norm": (1, "use_input_stats"),
-    **dict.fromkeys(("torch.batch_norm", "torch.native_batch_norm", "torch.cudnn_batch_norm", "torch.miopen_batch_norm"), (3, "training")),
-    **dict.fromkeys(("aten.native_batch_norm.default", "aten.cudnn_batch_norm.default", "aten.miopen_batch_norm.default"), (3, "training")),
-    "torch.instance_norm": (3, "use_input_stats"),
+_RUNNING = ("running_mean", "running_var")
+_SWITCHES = {"training": False, "use_input_stats": True}
+"""Arguments that decide whether running statistics are written, with their defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unannounced:
+    """Arguments that a call writes to without raising their version, and the argument (if any) that has to be true for it."""
+
+    written: frozenset[int | str]
+    switch: str | None = None
+    switch_place: int = 0
+
+
+_NORMALISATIONS_IN_PYTHON = {
+    "functional.batch_norm": _Unannounced(frozenset({1, 2, *_RUNNING}), "training", 5),
+    "functional.instance_norm": _Unannounced(frozenset({1, 2, *_RUNNING}), "use_input_stats", 5),
 }
-"""Where the running mean stands, the variance behind it, and the switch, always sixth, with which they are written."""
+"""No schema describes these two."""
+
+
+@functools.lru_cache(maxsize=8192)
+def _unannounced(op: str) -> _Unannounced | None:
+    """Read the schema of an operation for arguments that it writes to although its name has no trailing underscore.
+
+    torch does not raise their version. Of running statistics most schemas do not even say that they are written.
+    """
+    if op in _NORMALISATIONS_IN_PYTHON:
+        return _NORMALISATIONS_IN_PYTHON[op]
+    namespace, _, rest = op.removeprefix("ops.").partition(".")
+    name, _, overload = rest.partition(".")
+    packet = getattr(torch.ops.aten, name, None) if namespace in ("torch", "aten") and not name.startswith("__") else None
+    if packet is None or name.endswith(("_", "_no_training", "_no_update", "_functional")) or "backward" in name:
+        return None
+    schema = getattr(packet, overload or packet.overloads()[0])._schema
+    written: set[int | str] = set()
+    for place, argument in enumerate(schema.arguments):
+        if (argument.is_write and not argument.is_out) or argument.name in _RUNNING:
+            written |= {place, argument.name}
+    if not written:
+        return None
+    names = [argument.name for argument in schema.arguments]
+    switch = next((each for each in _SWITCHES if each in names), None)
+    return _Unannounced(frozenset(written), switch, names.index(switch) if switch else 0)
 
 
 def silently_written(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int | str]:
-    """What such a call writes: the first argument of unscaling and of lists in place, or the running statistics of a normalisation.
-
-    These no schema tells of, so no version does.
-    """
-    known = _STATISTICS.get(op)
+    """Name the arguments that such a call writes to, by place and by name."""
+    known = _unannounced(op)
     if known is None:
         return _FIRST if writes_lists(op) else _NOTHING
-    place, switch = known
-    default = switch == "use_input_stats"
-    is_on = kwargs.get(switch, args[5] if len(args) > 5 else default)
-    return frozenset({place, place + 1, "running_mean", "running_var"}) if is_on else _NOTHING
+    if known.switch is None:
+        return known.written
+    is_on = kwargs.get(known.switch, args[known.switch_place] if len(args) > known.switch_place else _SWITCHES[known.switch])
+    return known.written if is_on else _NOTHING
 
 
 @functools.lru_cache(maxsize=8192)

@@ -198,6 +198,12 @@ class CallRecorder(Observer):
         for _, tensor in tensors_in(arguments, "input"):
             self.tensors.forget_storage(tensor)
 
+    def forget_buffers(self, arguments: tuple[Any, ...]) -> None:
+        """Forget the values of the tensors in there that no gradient belongs to: a Function may write to them unseen, as batch norms do."""
+        for _, tensor in tensors_in(arguments, "input"):
+            if not tensor.requires_grad:
+                self.tensors.forget_storage(tensor)
+
     def lend(self, arguments: tuple[Any, ...]) -> None:
         """Memory is handed out: what nobody wrote to so far may be written to unseen."""
         self.tensors.lend([tensor for _, tensor in tensors_in(arguments, "input")])

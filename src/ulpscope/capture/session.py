@@ -356,6 +356,7 @@ class CaptureSession(Session):
             if pushed:
                 self._recorder.leave_parent()
         self.close_call(opened, result)
+        self._safely("forget the buffers of a Function", self._recorder.forget_buffers, (args, kwargs))
         return result
 
     def _around_higher_order(self, original: Callable[..., Any], operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -28,6 +28,7 @@ from ulpscope.capture.taking import FIRST_SWEEP, MOST_STORAGES, PLAIN, Taken, Ta
 from ulpscope.capture.torch_internals import (
     asynchronous_memory,
     blind,
+    dense_values,
     detached,
     foreign_facts,
     free_weak_reference,
@@ -35,14 +36,17 @@ from ulpscope.capture.torch_internals import (
     is_fake,
     is_foreign,
     is_gone,
+    is_stream_capturing,
     is_traced,
     is_work_registered,
+    is_zero_by_definition,
     storage_identity,
     weak_reference,
 )
 from ulpscope.capture.unwritten import Unwritten
 from ulpscope.capture.values import Form, Kept, SummaryRow, Values, view_of
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
+from ulpscope.model.layouts import as_dense
 from ulpscope.model.memory import MAY_CARRY, NOTHING_WRITTEN, partly_written
 from ulpscope.numerics.kernel import KERNEL
 from ulpscope.numerics.summary import PreparedView, fingerprint_address, summarize_address, summarize_view
@@ -56,6 +60,8 @@ __all__ = ["Keep", "Taken", "TensorReader", "record_of", "row_of"]
 
 Keep: TypeAlias = Literal["fingerprint", "statistics", "tensors"]
 
+_MOST_DENSE = 2**30
+"""Bytes that a sparse tensor may unfold into to be read."""
 _HOST = 0  # of a form's layouts: the others are by alignment
 
 
@@ -270,10 +276,10 @@ class TensorReader(Taking):
         form = self._form(tensor)
         if is_undefined:
             values = Values(note=NOTHING_WRITTEN)
-        elif form.note:
-            values = Values(note=form.note)
         elif is_traced(tensor):
             values = Values(note="inside a torch.func transform: values are not read")
+        elif form.note:
+            values = self._read_sparse(tensor, form) if form.strides is None and tensor.device.type != "meta" else Values(note=form.note)
         elif self.unwritten and (missing := self._unwritten.missing(tensor)) is not None:
             values = self._values_where_written(tensor, form, missing=missing)
         elif not is_plain:
@@ -414,6 +420,10 @@ class TensorReader(Taking):
         plain = _on_cpu(tensor)
         size_bytes = plain.numel() * plain.element_size()
         address = _address(plain)
+        if address == 0 and size_bytes and is_zero_by_definition(plain):
+            with blind():
+                plain = torch.zeros(plain.shape, dtype=plain.dtype)
+            address = _address(plain)
         if address == 0 and size_bytes:
             return Values(note=f"{type(tensor).__name__} has no memory of its own: values are not read")
         values = Values()
@@ -424,6 +434,21 @@ class TensorReader(Taking):
         else:
             summary, values.fingerprint = summarize_address(form.dtype, address, size_bytes)
             values.summary = _summary_row(summary)
+        return values
+
+    def _read_sparse(self, tensor: torch.Tensor, form: Form) -> Values:
+        """Values of the dense tensor that a sparse one stands for, where that is small enough."""
+        if form.dtype not in DTYPES or not (form.is_on_host or not is_stream_capturing()):
+            return Values(note=form.note)
+        num_bytes = prod(form.shape) * tensor.dtype.itemsize
+        if num_bytes > _MOST_DENSE:
+            return Values(note=f"{form.note}, since as a dense tensor it has {num_bytes / 2**30:.1f} GiB")
+        try:
+            dense = dense_values(tensor)
+        except RuntimeError as error:
+            return Values(note=f"{form.note} ({str(error).splitlines()[0]})")
+        values = self._read(dense, self._form(dense), now=True)
+        values.note = values.note or as_dense(str(tensor.layout))
         return values
 
     @staticmethod

@@ -30,6 +30,7 @@ __all__ = [
     "blind",
     "current_node",
     "current_stream",
+    "dense_values",
     "detached",
     "device_of",
     "foreign_facts",
@@ -47,6 +48,7 @@ __all__ = [
     "is_tracing_graph",
     "is_tracing_program",
     "is_work_registered",
+    "is_zero_by_definition",
     "keep_from_compiler",
     "next_sequence_number",
     "not_compiled",
@@ -145,6 +147,30 @@ def is_traced(tensor: torch.Tensor) -> bool:
     return (
         bool(_functorch.is_functorch_wrapped_tensor(tensor)) or torch._is_functional_tensor(tensor) or isinstance(tensor, FunctionalTensor)
     )
+
+
+def dense_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy the dense tensor that a sparse one stands for to the CPU; a RuntimeError says that its indices point outside of its shape."""
+    with blind():
+        plain = tensor.detach().cpu()
+        if plain.layout is torch.sparse_coo:
+            plain = torch.sparse_coo_tensor(
+                plain._indices(), plain._values(), plain.shape, is_coalesced=plain.is_coalesced(), check_invariants=True
+            )
+        elif plain.layout in (torch.sparse_csr, torch.sparse_bsr):
+            plain = torch.sparse_compressed_tensor(
+                plain.crow_indices(), plain.col_indices(), plain.values(), plain.shape, layout=plain.layout, check_invariants=True
+            )
+        elif plain.layout in (torch.sparse_csc, torch.sparse_bsc):
+            plain = torch.sparse_compressed_tensor(
+                plain.ccol_indices(), plain.row_indices(), plain.values(), plain.shape, layout=plain.layout, check_invariants=True
+            )
+        return plain.to_dense().contiguous()
+
+
+def is_zero_by_definition(tensor: torch.Tensor) -> bool:
+    """Tell torch's zero tensors, which have no memory; some formulas return one as a gradient."""
+    return bool(tensor._is_zerotensor())
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

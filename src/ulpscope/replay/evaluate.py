@@ -20,6 +20,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ulpscope.model import DTYPES, Arguments, CallRecord, Slot, TensorRecord
+from ulpscope.model.layouts import is_sparse
 from ulpscope.model.memory import is_overwritten, is_partly_written, is_unwritten
 from ulpscope.model.randomness import draws
 from ulpscope.replay.arguments import Decoding, decode_arguments, read_tensor, slots_named, tensor_of, with_slots, zeros_like_record
@@ -249,8 +250,13 @@ class _Backward:
             [gradient for _, gradient in pairs],
             allow_unused=True,
         )
-        by_slot = dict(zip(wanted, found, strict=True))
+        by_slot = {slot: None if each is None else _dense(each) for slot, each in zip(wanted, found, strict=True)}
         return {slot: _summed(edge, by_slot, leaves) for slot, edge in self.edges.items()}
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The dense tensor that a sparse one stands for, as capture records it."""
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _take_as_whole(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -327,6 +333,8 @@ def _input_slots(record: CallRecord) -> dict[Slot, TensorRecord]:
             raise NotReplayable(f"{slot} was not recorded before the call")
         if found.dtype not in DTYPES:
             raise NotReplayable(f"the dtype {found.dtype[:20]} of {slot} is not replayed")
+        if is_sparse(found):
+            raise NotReplayable(f"{slot} is sparse")
         if is_partly_written(found) and not is_overwritten(record.call.op, slot.path, record.arguments):
             raise NotReplayable(f"nobody wrote to a part of {slot}")
         if found.content is None and not (is_unwritten(found) and is_overwritten(record.call.op, slot.path, record.arguments)):
@@ -396,8 +404,8 @@ def _tensors_in(result: Any) -> dict[Slot, torch.Tensor]:
 
 def _collect(value: Any, path: tuple[int, ...], found: dict[Slot, torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
-        if value.layout is torch.strided:
-            found[Slot("output", path)] = value
+        if not value.is_nested:
+            found[Slot("output", path)] = _dense(value)
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             _collect(item, (*path, index), found)
