@@ -79,3 +79,32 @@ def test_modules_that_are_called_in_another_order_are_no_other_batch_and_no_othe
     comparison = compare_runs(record(tmp_path / "a", (0, 2, 1, 3)), record(tmp_path / "b", (0, 1, 2, 3)))
     [fault] = comparison.faults
     assert (fault.kind, fault.module, fault.call) == ("calls", "1", "functional.linear.1")
+
+
+def _parts(path: Path, approximate: str) -> Path:
+    """Call the parts of a model one by one, as an encoder and a decoder are: each call of a part looks like a batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    with Capture(path, model=model, keep="tensors"):
+        hidden = nn.functional.gelu(model[0](torch.randn(16, 8)), approximate=approximate)
+        model[1](hidden).square().mean().backward()
+    return path
+
+
+def test_what_enters_the_second_part_of_a_model_is_no_batch(tmp_path: Path) -> None:
+    comparison = compare_runs(_parts(tmp_path / "a", "tanh"), _parts(tmp_path / "b", "none"))
+    [fault] = comparison.faults
+    assert (fault.kind, fault.call) == ("arguments", "functional.gelu.0")
+
+
+def _sliced(path: Path, first: int) -> Path:
+    torch.manual_seed(0)
+    model, data = nn.Linear(8, 4), torch.randn(64, 8)
+    with Capture(path, model=model, keep="tensors"):
+        model(data[first : first + 16]).square().mean().backward()
+    return path
+
+
+def test_another_slice_of_the_data_is_another_batch(tmp_path: Path) -> None:
+    comparison = compare_runs(_sliced(tmp_path / "a", 16), _sliced(tmp_path / "b", 0))
+    assert [fault.kind for fault in comparison.faults] == ["batch"]

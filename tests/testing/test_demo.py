@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,17 @@ def test_a_recording_that_fails_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UlpscopeError, match="exit code 1: no such device") as caught:
         demo_module._record(demo_module._command(tmp_path / "run", script, "cpu"))
     assert "\n" not in str(caught.value)
+
+
+def test_the_readme_shows_what_it_prints(played: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    """Every line of the block in the README, word by word; numbers within a tenth, since kernels of other processors round otherwise."""
+    done, _ = played
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("$ ulpscope compare ulpscope-demo/subject ulpscope-demo/reference --html report.html\n")[1].split("```")[0]
+    printed = done.stdout[done.stdout.index("diverges:") :].splitlines()
+    for line, real in zip(shown.rstrip().splitlines(), printed, strict=False):
+        assert _NUMBER.sub("#", line) == _NUMBER.sub("#", real)
+        assert [float(one) for one in _NUMBER.findall(line)] == pytest.approx([float(one) for one in _NUMBER.findall(real)], rel=0.1)
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")

@@ -438,7 +438,7 @@ class TensorReader(Taking):
 
     def _read_sparse(self, tensor: torch.Tensor, form: Form) -> Values:
         """Values of the dense tensor that a sparse one stands for, where that is small enough."""
-        if form.dtype not in DTYPES or not (form.is_on_host or not is_stream_capturing()):
+        if form.dtype not in DTYPES or (tensor.is_cuda and is_stream_capturing()):
             return Values(note=form.note)
         num_bytes = prod(form.shape) * tensor.dtype.itemsize
         if num_bytes > _MOST_DENSE:

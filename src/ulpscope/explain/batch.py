@@ -38,12 +38,21 @@ def explain_batch(view: StepView) -> Finding | None:
 
 
 def _is_computed(view: StepView, batch: JudgedCall, slot: JudgedSlot) -> bool:
-    """Whether recorded calls, called alike, made this value from something: then they are asked, not the data."""
+    """Whether recorded calls made this value from something: then they are asked, not the data.
+
+    One that is called otherwise may have picked other data; it counts where it was given what an earlier call made.
+    """
     value = value_of(slot.pair.subject)
-    earlier = (call for call in view.calls if call.pair.record.order < batch.pair.record.order)
-    before = (call for call in earlier if entered(call) and not call.differences)
-    if value is not None and any(value == value_of(one.pair.subject) for call in before for one in made(call)):
-        return True
+    made_before: set[Hashable] = set()
+    for call in view.calls:
+        if value is None or call.pair.record.order >= batch.pair.record.order:
+            break
+        results = {value_of(one.pair.subject) for one in made(call)}
+        given = {value_of(one.pair.subject) for one in entered(call)}
+        if value in results and given and (not call.differences or not made_before.isdisjoint(given - {None})):
+            return True
+        if given:
+            made_before |= results
     return any(_is_made_alone(view, batch, slot, side) for side in ("subject", "reference"))
 
 

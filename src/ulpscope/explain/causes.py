@@ -18,7 +18,7 @@ from ulpscope.explain.bitwise import remark_on_bits
 from ulpscope.explain.circumstances import Circumstances, explain_circumstances
 from ulpscope.explain.clues import with_clues
 from ulpscope.explain.contributing import explain_backward, explain_forward
-from ulpscope.explain.contributions import with_contributions
+from ulpscope.explain.contributions import left_behind, with_contributions
 from ulpscope.explain.cut import explain_cut
 from ulpscope.explain.ending import explain_end, remark_on_end, with_ends
 from ulpscope.explain.entering import explain_entering
@@ -83,7 +83,9 @@ def explain(
     views = _views(judged, subject, reference, subject_path)
     calls = tuple(call for view in views for call in (*view.calls, *with_ends(view)))
     later = circumstances.later if circumstances else ()
-    findings = [_with_consequences(with_clues(fault, views), (*calls, *later)) for fault in _first_faults(views)] or remark_on_bits(views)
+    faults = _first_faults(views)
+    calls = tuple(_after(faults, call) for call in calls)
+    findings = [_with_consequences(with_clues(fault, views), (*calls, *later)) for fault in faults] or remark_on_bits(views)
     said = {finding.kind for finding in findings if finding.level == "fault" or finding.kind == "rng"}
     findings += [note for remark in _REMARKS for note in remark(views) if note.kind not in said]
     findings += remark_on_nondeterminism(circumstances.bands) if circumstances and circumstances.bands else []
@@ -92,6 +94,11 @@ def explain(
         known = replace(known, gaps=tuple(gap for gap in known.gaps if gap.why != UNBLAMED))
     findings += explain_circumstances(calls, known, is_doubt_said=any(one.kind == "bitwise" for one in findings))
     return calls, tuple(findings)
+
+
+def _after(faults: Sequence[Finding], call: JudgedCall) -> JudgedCall:
+    """A call as it is once the faults are known."""
+    return left_behind(call) if any(fault.step is not None and fault.step < call.pair.record.step for fault in faults) else call
 
 
 def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, subject_path: str) -> list[StepView]:
@@ -160,7 +167,7 @@ def _with_consequences(fault: Finding, calls: Sequence[JudgedCall]) -> Finding:
     for call in calls:
         if (
             call.level == "differs"
-            and call.pair.record.phase not in ("start", "end")
+            and (call.pair.record.phase not in ("start", "end") or call.contribution == "inherited")
             and (_where(call) != where or call.contribution == "inherited")
         ):
             rest[call.contribution].append(call)

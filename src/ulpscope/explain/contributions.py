@@ -10,10 +10,11 @@ masked       what entered differs, what was made agrees
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 
 from ulpscope.model import CallRecord, Contribution, JudgedCall, JudgedSlot
 
-__all__ = ["entered", "is_beyond", "made", "with_contributions"]
+__all__ = ["entered", "is_beyond", "left_behind", "made", "with_contributions"]
 
 
 def with_contributions(calls: Iterable[JudgedCall]) -> list[JudgedCall]:
@@ -30,6 +31,12 @@ def with_contributions(calls: Iterable[JudgedCall]) -> list[JudgedCall]:
             JudgedCall(pair=call.pair, slots=call.slots, differences=call.differences, contribution=contribution, multiple=call.multiple)
         )
     return settled
+
+
+def left_behind(call: JudgedCall) -> JudgedCall:
+    """A call of a step after the fault: parameters that differ at its start are what the fault left behind, and contribute nothing."""
+    is_left = call.contribution == "contributed" and call.pair.record.call.op == "state.parameters"
+    return replace(call, contribution="inherited") if is_left else call
 
 
 def entered(call: JudgedCall) -> list[JudgedSlot]:
@@ -61,4 +68,6 @@ def _contribution(call: JudgedCall, behind: Sequence[JudgedSlot]) -> Contributio
         return "inherited" if not results or any(slot.verdict.level == "differs" for slot in results) else "masked"
     if any(slot.verdict.rule == "amplified" for slot in results):
         return "amplified"
+    if any(slot.verdict.level == "differs" for slot in results):  # as what calls before it made explains
+        return "inherited"
     return "unknown" if any(slot.verdict.level == "unmeasured" for slot in call.slots) else "clean"
