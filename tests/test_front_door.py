@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -21,8 +22,12 @@ PUBLIC_NAMES = [
     "CallRecord",
     "Capture",
     "CaptureWarning",
+    "Check",
     "Comparison",
     "Finding",
+    "HealthComparison",
+    "HealthRun",
+    "HealthWatch",
     "InputError",
     "MissingDependencyError",
     "NonFinite",
@@ -63,6 +68,14 @@ def test_every_public_name_resolves(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'replay_everything'"):
         _ = ulpscope.replay_everything
+
+
+def test_every_result_of_a_public_function_is_public() -> None:
+    """Names for annotations: who keeps what a function returns can say so without a private path."""
+    functions = [value for name in PUBLIC_NAMES if inspect.isfunction(value := getattr(ulpscope, name))]
+    assert len(functions) > 5
+    hidden = {function.__name__: inspect.signature(function).return_annotation for function in functions}
+    assert {name: result for name, result in hidden.items() if result not in PUBLIC_NAMES} == {}
 
 
 def test_importing_loads_nothing_heavy() -> None:
