@@ -10,7 +10,7 @@ READY := .venv/.ready
 PAGE := src/ulpscope/report/assets/report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check web web-check bench clean
+.PHONY: help demo test test-long check docs web web-check bench release clean
 
 help:
 	@echo 'make demo       two small training runs, one broken operation, and the report that names it'
@@ -20,6 +20,7 @@ help:
 	@echo 'make web        rebuild the report page (needs node and npm)'
 	@echo 'make web-check  fail when the committed report page is not what web/ builds'
 	@echo 'make bench      the table of ratios; PEER=PYTHON names the Python of an environment with the peer'
+	@echo 'make release    VERSION=x.y.z: set the version, close the changelog, commit and tag; pushes nothing'
 	@echo 'make clean      remove everything that make has made'
 	@echo
 	@echo 'Another Python: make test PYTHON=python3.12 (after make clean). Test processes: JOBS=$(JOBS).'
@@ -52,6 +53,9 @@ web-check:
 
 bench: $(READY)
 	@$(BIN)/python bench/trunk.py $(if $(PEER),--peer-python $(PEER))
+
+release:
+	@$(PYTHON) tools/release.py $(VERSION)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis web/node_modules ulpscope-demo
