@@ -222,7 +222,6 @@ def test_every_target_and_every_script_that_is_shown_is_there(page: str) -> None
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"(?:^\$ |`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
     modules = [name.replace(".", "/") for name in re.findall(r"python3? -m ((?:bench|tests|ulpscope)[\w.]*)", text)]
-    assert [
-        name for name in modules if not any((home / f"{name}{end}").exists() for home in (ROOT, ROOT / "src") for end in ("", ".py"))
-    ] == []
+    homes = [home / name for home in (ROOT, ROOT / "src") for name in ("{}", "{}.py")]
+    assert [name for name in modules if not any(Path(str(home).format(name)).exists() for home in homes)] == []
     assert [name for name in re.findall(r"python3? ((?:bench|tests|tools)/[\w/]+\.py)", text) if not (ROOT / name).is_file()] == []
