@@ -125,6 +125,11 @@ def test_every_block_of_python_says_what_exists() -> None:
                     assert {each.arg for each in keywords if each.arg} <= set(known), f"{named(page)}: {name}"
 
 
+def test_every_decision_is_listed_once_in_order() -> None:
+    listed = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (ROOT / "design/README.md").read_text(encoding="utf-8"))
+    assert listed == sorted(page.name for page in (ROOT / "design").glob("[0-9]*.md"))
+
+
 def test_the_readme_names_the_commands_that_set_up() -> None:
     readme = (ROOT / "README.md").read_text()
     assert "make test" in readme
