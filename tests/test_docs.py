@@ -141,3 +141,29 @@ def test_the_example_of_the_readme_is_short() -> None:
     assert example
     assert len(example[1].splitlines()) < 15
     compile(example[1], "README.md", "exec")
+
+
+def test_the_site_and_the_list_of_pages_have_the_same_parts() -> None:
+    """Tutorial, how-to, reference, explanation: each page once, under the same title; the site has the help of each command besides."""
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\nnot_in_nav")[0]
+    on_site: dict[str, list[tuple[str, str]]] = {}
+    for line in settings.splitlines():
+        if part := re.fullmatch(r"  - ([\w -]+):", line):
+            on_site[part[1]] = []
+        elif page := re.fullmatch(r"      - (.+): (.+\.md)", line):
+            on_site[list(on_site)[-1]].append((page[1], page[2]))
+    del on_site["Project"]
+    on_site["Reference"].remove(("Every command's help", "docs/help.md"))
+
+    parts = re.split(r"^## (.+)$", (ROOT / "docs/index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    listed = {
+        title: [
+            (text, f"docs/{target}".replace("docs/../", ""))
+            for text, target in re.findall(r"^- \[([^\]]+)\]\(([^)]+)\)", body, re.MULTILINE)
+        ]
+        for title, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+    assert listed == on_site
+    assert {page for pages in listed.values() for _, page in pages if page.startswith("docs/")} == {
+        f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md") if page.name != "index.md"
+    }
