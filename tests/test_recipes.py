@@ -47,7 +47,7 @@ class Recipe:
         self.text = found[1]
         self.folder = folder
         self.package = folder / "copy/ulpscope"
-        shutil.copytree(ROOT / "src/ulpscope", self.package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "src/ulpscope", self.package)
 
     def add(self, file: str, before: str, text: str) -> None:
         """Put a text before another one, in a file that the recipe names."""
@@ -63,7 +63,7 @@ class Recipe:
         (self.package / file).write_text(text, encoding="utf-8")
 
     def run(self, *words: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(self.package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(self.package.parent)}
         done = subprocess.run([sys.executable, *words], cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
