@@ -7,19 +7,22 @@ JOBS ?= 2
 BIN := .venv/bin
 LOG := .venv/install.log
 READY := .venv/.ready
+READY_FOR_DOCS := .venv/.ready-for-docs
 PAGE := src/ulpscope/report/assets/report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check web web-check bench clean
+.PHONY: help demo test test-long check docs web web-check bench release clean
 
 help:
 	@echo 'make demo       two small training runs, one broken operation, and the report that names it'
 	@echo 'make test       all tests but the long ones'
 	@echo 'make test-long  whole corpora, hundreds of repetitions, and what needs the peer'
 	@echo 'make check      ruff, mypy --strict, import-linter'
+	@echo 'make docs       the documentation site, in build/site'
 	@echo 'make web        rebuild the report page (needs node and npm)'
 	@echo 'make web-check  fail when the committed report page is not what web/ builds'
 	@echo 'make bench      the table of ratios; PEER=PYTHON names the Python of an environment with the peer'
+	@echo 'make release    VERSION=x.y.z: set the version, close the changelog, commit and tag; pushes nothing'
 	@echo 'make clean      remove everything that make has made'
 	@echo
 	@echo 'Another Python: make test PYTHON=python3.12 (after make clean). Test processes: JOBS=$(JOBS).'
@@ -42,6 +45,10 @@ check: $(READY)
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@echo 'make check: nothing to complain about.'
 
+docs: $(READY_FOR_DOCS)
+	@$(BIN)/python tools/site.py
+	@echo 'make docs: build/site/index.html'
+
 web:
 	@cd web && npm ci --no-audit --no-fund && npm run build
 
@@ -52,6 +59,9 @@ web-check:
 
 bench: $(READY)
 	@$(BIN)/python bench/trunk.py $(if $(PEER),--peer-python $(PEER))
+
+release:
+	@$(PYTHON) tools/release.py $(VERSION)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis web/node_modules ulpscope-demo
@@ -69,4 +79,12 @@ $(READY): pyproject.toml packages/legacy/pyproject.toml constraints.txt $(wildca
 	@{ $(BIN)/pip install --disable-pip-version-check -c constraints.txt cython setuptools wheel && \
 	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,torch]' -e packages/legacy; } > $(LOG) 2>&1 || \
 	{ echo 'pip could not install the packages that constraints.txt names: check the network, the proxy and the index that pip asks (pip config list), then run make again; all that pip said is in $(LOG).' >&2; exit 1; }
+	@touch $@
+
+# Only the site needs these: they are those of the extra docs, without building the package again.
+$(READY_FOR_DOCS): $(READY)
+	@echo 'Installing what the documentation site is built with (details in $(LOG))'
+	@{ $(BIN)/python -c "from importlib.metadata import requires; print(*(line.partition(';')[0] for line in requires('ulpscope') if 'extra == \"docs\"' in line), sep='\n')" > $@.txt && \
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -r $@.txt; } >> $(LOG) 2>&1 || \
+	{ echo 'pip could not install the extra docs: all that pip said is in $(LOG).' >&2; exit 1; }
 	@touch $@

@@ -8,10 +8,13 @@ its source, Python or torch changes. A run of pytest inside a test inherits it, 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +24,17 @@ from ulpscope._native_home import expected_part, make_folder, objection, objecti
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("ulpscope", deadline=None)
 hypothesis.settings.load_profile("ulpscope")
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,3 +57,26 @@ def native_part() -> Path:
     if part is None or objection(part.file):
         pytest.skip("what 'ulpscope build' makes was not built, as said at the start")
     return part.file
+
+
+def _missing(reason: str) -> None:
+    """A machine without a browser skips these tests; the CI must not."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason}; with CI=true the browser tests have to run")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A chromium without a window."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        _missing("no chromium on this machine (Debian: apt install chromium)")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _missing("the package playwright is not installed (pip install playwright)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()

@@ -6,6 +6,9 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shlex
+from collections.abc import Iterator
+from itertools import groupby, takewhile
 from pathlib import Path
 
 import click
@@ -16,6 +19,8 @@ from ulpscope.cli import cli
 ROOT = Path(__file__).parents[1]
 CLI_PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 COMMANDS = cli.list_commands(click.Context(cli))
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+MUST_SHOW = {"README.md", "docs/cli.md", "docs/quickstart.md", "docs/check.md", "docs/health.md", "docs/nonfinite.md", "docs/ci.md"}
 # The page that lists the options of a command where docs/cli.md only introduces it.
 ELSEWHERE = {
     "check": "docs/check.md",
@@ -69,17 +74,73 @@ def shown_commands(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/cli.md", "docs/quickstart.md", "docs/check.md", "docs/health.md", "docs/nonfinite.md", "docs/ci.md"]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_pages_show_only_what_exists(page: str) -> None:
     shown = shown_commands((ROOT / page).read_text(encoding="utf-8"))
-    assert shown
+    assert shown or page not in MUST_SHOW
     for name, given in shown:
         assert name in COMMANDS, f"{page} shows the command {name!r}"
         own = given if name != "run" else given[: next((at for at, one in enumerate(given) if one not in options("run")), len(given))]
         unknown = set(own) - options(name) - {"--help"}
         assert not unknown, f"{page} shows {sorted(unknown)} of {name}"
+
+
+def console_commands() -> Iterator[tuple[str, list[str]]]:
+    """Every use of ulpscope in a console block of a page: the page, and the words of the command without those of the shell."""
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for body in re.findall(r"^```console[^\n]*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            for line in re.findall(r"^\$ (.*)$", body.replace("\\\n", " "), re.MULTILINE):
+                for words in shell_commands(line):
+                    if "ulpscope" in words:
+                        yield page.name, words[words.index("ulpscope") + 1 :]
+
+
+def shell_commands(line: str) -> Iterator[list[str]]:
+    """The commands of a line of shell, each as its words; what is redirected is left out."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.commenters = "#"
+    lexer.whitespace_split = True
+    for is_operator, words in groupby(lexer, key=lambda word: set(word) <= set("();|&")):
+        if not is_operator:
+            yield list(takewhile(lambda word: not word.startswith((">", "<")), words))
+
+
+def test_every_command_in_a_block_is_one_that_click_takes() -> None:
+    shown = list(console_commands())
+    assert len(shown) > 50
+    assert len({words[0] for _, words in shown}) > 10
+    for page, words in shown:
+        problem = why_not(words)
+        assert not problem, f"{page} shows `ulpscope {shlex.join(words)}`: {problem}"
+
+
+def why_not(words: list[str]) -> str:
+    """Why click would refuse these words; files are not looked for."""
+    if words in (["--version"], ["--help"]):
+        return ""
+    name, *rest = words
+    if name not in COMMANDS:
+        return "there is no such command"
+    try:
+        given = command(name).make_context(name, list(rest)).params
+    except click.UsageError as error:
+        return error.format_message()
+    return "an option that run does not have" if str(given.get("script", "")).startswith("-") else ""
+
+
+def test_what_click_would_refuse_is_seen() -> None:
+    assert why_not(["compare", "a", "b", "--html", "x.html"]) == ""
+    assert why_not(["compares"])
+    assert why_not(["compare", "a", "b", "c"])
+    assert why_not(["compare", "a", "b", "--htm"])
+    assert why_not(["compare", "a", "b", "--rules", "x"])
+    assert why_not(["run", "train.py"])
+    assert why_not(["run", "--into", "a", "--keeps", "tensors", "train.py"])
+    assert list(shell_commands("GELU=tanh ulpscope show runs 'a b' > x && b | c  # d")) == [
+        ["GELU=tanh", "ulpscope", "show", "runs", "a b"],
+        ["b"],
+        ["c"],
+    ]
 
 
 def finding_kinds() -> set[str]:
@@ -153,3 +214,14 @@ def test_every_example_that_records_for_a_comparison_is_seeded() -> None:
     examples = recording_examples()
     assert len(examples) > 15
     assert [(name, line) for name, line in examples if "--seed" not in line] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "bench/README.md"])
+def test_every_target_and_every_script_that_is_shown_is_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:^\$ |`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+    modules = [name.replace(".", "/") for name in re.findall(r"python3? -m ((?:bench|tests|ulpscope)[\w.]*)", text)]
+    homes = [home / name for home in (ROOT, ROOT / "src") for name in ("{}", "{}.py")]
+    assert [name for name in modules if not any(Path(str(home).format(name)).exists() for home in homes)] == []
+    assert [name for name in re.findall(r"python3? ((?:bench|tests|tools)/[\w/]+\.py)", text) if not (ROOT / name).is_file()] == []

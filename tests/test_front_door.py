@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -21,8 +22,12 @@ PUBLIC_NAMES = [
     "CallRecord",
     "Capture",
     "CaptureWarning",
+    "Check",
     "Comparison",
     "Finding",
+    "HealthComparison",
+    "HealthRun",
+    "HealthWatch",
     "InputError",
     "MissingDependencyError",
     "NonFinite",
@@ -63,6 +68,14 @@ def test_every_public_name_resolves(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'replay_everything'"):
         _ = ulpscope.replay_everything
+
+
+def test_every_result_of_a_public_function_is_public() -> None:
+    """Names for annotations: who keeps what a function returns can say so without a private path."""
+    functions = [value for name in PUBLIC_NAMES if inspect.isfunction(value := getattr(ulpscope, name))]
+    assert len(functions) > 5
+    hidden = {function.__name__: inspect.signature(function).return_annotation for function in functions}
+    assert {name: result for name, result in hidden.items() if result not in PUBLIC_NAMES} == {}
 
 
 def test_importing_loads_nothing_heavy() -> None:
@@ -110,21 +123,40 @@ print(json.dumps(sorted(sys.modules)))
     assert not set(HEAVY) & set(json.loads(loaded))
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_the_version_stands_in_one_place() -> None:
+    """Everything that is built or printed takes it from `ulpscope.__version__`; the changelog names it once it is released."""
     done = subprocess.run([sys.executable, "-m", "ulpscope", "--version"], capture_output=True, text=True, check=True)
-    in_project = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    in_changelog = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert in_project
-    assert in_changelog
-    assert in_project[1] == in_changelog[1] == ulpscope.__version__
     assert ulpscope.__version__ in done.stdout
+    metadata = [built_version(ROOT), built_version(ROOT / "packages/legacy")]
+    assert metadata == [ulpscope.__version__] * 2
+    released = re.findall(r"^## \[(\d.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert not released or released[0] == ulpscope.__version__
+    projects = [(ROOT / name / "pyproject.toml").read_text(encoding="utf-8") for name in (".", "packages/legacy")]
+    assert all('dynamic = ["version"]' in text and not re.search('^version = "', text, re.MULTILINE) for text in projects)
+
+
+def built_version(project: Path) -> str:
+    """The version that setuptools gives to what it builds of a project."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from setuptools import setup; setup()" if not (project / "setup.py").exists() else "import setup",
+            "--version",
+        ],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()[-1]
 
 
 def own_files() -> Iterator[Path]:
     """Every file that is ours, whether or not git knows it yet; what is built or installed is not."""
     skipped = {"__pycache__", "node_modules"}
     yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")
-    for folder in (".ci", "bench", "design", "docs", "src", "tests", "web"):
+    for folder in (".ci", ".github", "bench", "design", "docs", "packages", "src", "tests", "tools", "web"):
         for path in (ROOT / folder).rglob("*"):
             parts = set(path.relative_to(ROOT).parts)
             is_built = path.suffix == ".so" or (path.with_suffix(".pyx").exists() and path.suffix == ".c")

@@ -13,12 +13,15 @@ from ulpscope.errors import CaptureWarning, InputError, MissingDependencyError, 
 
 if TYPE_CHECKING:
     from ulpscope.model import CallRecord, Comparison, Finding, NonFinite, NonFiniteCall, NonFiniteReport, Run, TensorRecord
+    from ulpscope.model.checks import Check
+    from ulpscope.model.series import HealthComparison
     from ulpscope.store import open_health, open_run
+    from ulpscope.store.series import HealthRun
     from ulpscope.workflows.capturing import Capture
     from ulpscope.workflows.checking import check_run
     from ulpscope.workflows.comparing import compare_runs
     from ulpscope.workflows.nonfinite import find_nonfinite
-    from ulpscope.workflows.watching import compare_health, watch
+    from ulpscope.workflows.watching import HealthWatch, compare_health, watch
 
 __version__ = "0.1.0"
 
@@ -26,8 +29,12 @@ __all__ = [
     "CallRecord",
     "Capture",
     "CaptureWarning",
+    "Check",
     "Comparison",
     "Finding",
+    "HealthComparison",
+    "HealthRun",
+    "HealthWatch",
     "InputError",
     "MissingDependencyError",
     "NonFinite",
@@ -50,8 +57,12 @@ __all__ = [
 _HOMES = {
     "CallRecord": "ulpscope.model",
     "Capture": "ulpscope.workflows.capturing",
+    "Check": "ulpscope.model.checks",
     "Comparison": "ulpscope.model",
     "Finding": "ulpscope.model",
+    "HealthComparison": "ulpscope.model.series",
+    "HealthRun": "ulpscope.store.series",
+    "HealthWatch": "ulpscope.workflows.watching",
     "NonFinite": "ulpscope.model",
     "NonFiniteCall": "ulpscope.model",
     "NonFiniteReport": "ulpscope.model",

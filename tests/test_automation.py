@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workflows, issue forms and commit hooks: what GitHub would accept, and what has to agree with other files of the project.
+
+Nothing here can run a workflow. Schemas come with check-jsonschema, so no network is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def schema_errors(schema: str, *files: Path) -> str:
+    """What check-jsonschema complains about; empty where files fit."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+def read(name: str) -> Any:
+    return YAML(typ="safe").load((ROOT / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("schema", ["vendor.github-workflows", "custom.github-workflows-require-timeout"])
+def test_workflows_fit_the_schema(schema: str) -> None:
+    assert len(WORKFLOWS) == 2
+    assert schema_errors(schema, *WORKFLOWS) == ""
+
+
+def test_issue_forms_fit_the_schema() -> None:
+    assert len(FORMS) == 3
+    assert schema_errors("vendor.github-issue-forms", *FORMS) == ""
+    assert schema_errors("vendor.github-issue-config", ROOT / ".github/ISSUE_TEMPLATE/config.yml") == ""
+
+
+def test_the_schema_check_refuses_what_github_would(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yml"
+    broken.write_text((ROOT / ".github/workflows/ci.yml").read_text().replace("runs-on:", "run-on:"))
+    assert "run-on" in schema_errors("vendor.github-workflows", broken)
+
+
+def test_the_workflow_runs_the_script_of_the_project() -> None:
+    job = read(".github/workflows/ci.yml")["jobs"]["run"]
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+
+
+def test_the_matrix_spans_what_the_project_promises() -> None:
+    """Every Python that wheels are built for; the oldest torch that pyproject.toml allows, the one of constraints.txt, and the newest."""
+    cells = [
+        cell for cell in read(".github/workflows/ci.yml")["jobs"]["matrix"]["strategy"]["matrix"]["include"] if not cell.get("may_fail")
+    ]
+    minors = re.search(r'^build = "cp3\{([\d,]+)\}-', PROJECT, re.MULTILINE)
+    oldest_python = re.search(r'^requires-python = ">=(.+)"', PROJECT, re.MULTILINE)
+    oldest_torch = re.search(r'^torch = \["torch>=(.+?)"\]', PROJECT, re.MULTILINE)
+    pinned_torch = re.search(r"^torch==(\d+\.\d+)", CONSTRAINTS, re.MULTILINE)
+    assert minors
+    assert oldest_python
+    assert oldest_torch
+    assert pinned_torch
+    assert sorted({cell["python"] for cell in cells}) == [f"3.{minor}" for minor in minors[1].split(",")]
+    assert {"python": oldest_python[1], "torch": f"=={oldest_torch[1]}.*"} in cells
+    assert f"=={pinned_torch[1]}.*" in {cell["torch"] for cell in cells}
+    assert f">={pinned_torch[1]}" in {cell["torch"] for cell in cells}
+
+
+def test_commit_hooks_run_what_make_check_runs() -> None:
+    target = re.search(r"^check: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert target
+    commands = [line.removeprefix("\t@$(BIN)/") for line in target[1].splitlines() if "$(BIN)/" in line]
+    (repository,) = read(".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    assert len(commands) == 4
+    assert [hook["entry"].removeprefix(".venv/bin/") for hook in repository["hooks"]] == commands
+    assert all(hook["language"] == "system" and hook["pass_filenames"] is False for hook in repository["hooks"])
+
+
+def test_every_development_dependency_is_pinned() -> None:
+    """Those that pyproject.toml names, and what they depend on where they are installed; a CUDA build of torch pins its own."""
+    pinned = {canonicalize_name(re.split(r"[^\w.-]", line)[0]) for line in CONSTRAINTS.splitlines() if line and not line.startswith("#")}
+    extras = re.findall(r"^(?:dev|docs|torch|dependencies) = \[((?:\n  .*)+|.*\])", PROJECT, re.MULTILINE)
+    waiting = [Requirement(text) for extra in extras for text in re.findall(r'"([^"]+)"', extra)]
+    assert {"pytest", "mkdocs", "torch", "click"} <= {each.name for each in waiting}
+    seen: dict[str, set[str]] = {}
+    while waiting:
+        wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        if name in seen and wanted.extras <= seen[name]:
+            continue
+        seen[name] = seen.get(name, set()) | wanted.extras
+        waiting += [each for each in _requirements_of(name) if _applies(each, wanted.extras)]
+    assert {name for name in seen if not name.startswith(("nvidia-", "cuda-", "triton"))} <= pinned
+
+
+def _requirements_of(name: str) -> list[Requirement]:
+    try:
+        return [Requirement(line) for line in metadata.requires(name) or ()]
+    except metadata.PackageNotFoundError:  # the extra docs, before make docs
+        return []
+
+
+def _applies(wanted: Requirement, extras: set[str]) -> bool:
+    return wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in ("", *extras))
