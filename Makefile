@@ -70,7 +70,7 @@ clean:
 
 # setuptools and Cython come first, and the package is then built with them and not in an isolated environment: a change to
 # pyproject.toml or to what is compiled reinstalls without asking the index again.
-$(READY): pyproject.toml packages/legacy/pyproject.toml constraints.txt $(wildcard src/ulpscope/numerics/*.c src/ulpscope/capture/*.pyx)
+$(READY): pyproject.toml packages/legacy/pyproject.toml constraints.txt $(wildcard src/ulpscope/numerics/*.c src/ulpscope/capture/native/*.pyx)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || \
 	{ echo 'ulpscope needs Python 3.10 or newer, and "$(PYTHON)" is not: name another one with make PYTHON=python3.12' >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \

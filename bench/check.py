@@ -29,10 +29,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.check.networks import NETWORKS, VARIANTS, record
-from ulpscope.model.checks import Check
-from ulpscope.replay import honest, yardstick
-from ulpscope.workflows import check_calls
-from ulpscope.workflows.checking import check_run
+from ulpscope.model.check.checks import Check
+from ulpscope.replay.yardstick import honest, yardstick
+from ulpscope.workflows.check import one_call as check_calls
+from ulpscope.workflows.check.checking import check_run
 
 STEPS = 8
 

@@ -113,7 +113,7 @@ Opening = Callable[[Training, Path], AbstractContextManager[Any]]
 
 def watched(**wishes: Any) -> Opening:
     def opening(training: Training, into: Path) -> AbstractContextManager[Any]:
-        from ulpscope.workflows.watching import watch
+        from ulpscope.workflows.health_watch import watch
 
         return watch(training.model, training.optimizer, into=into, quiet=True, **wishes)
 
@@ -198,7 +198,7 @@ def main() -> None:
             return
         print(f"{torch.__version__}, {options.device}, {sum(p.numel() for p in training.model.parameters()) / 1e6:.0f} million parameters")
         print_table(measure(training, OURS, rounds=rounds, steps=steps, scratch=scratch), "watching", asked="at most 1.05 on the H200")
-        from ulpscope.capture import statistics_triton
+        from ulpscope.capture.health import readings_triton as statistics_triton
 
         if statistics_triton.failure:
             print(f"\nthe Triton kernels were not used: {statistics_triton.failure}")

@@ -25,9 +25,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from ulpscope.judge.alerts import Vigil
+from ulpscope.judge.health.alerts import Vigil
 from ulpscope.model import RunInfo
-from ulpscope.model.series import HealthLayout, HealthStep, HealthTarget
+from ulpscope.model.health import HealthLayout, HealthStep, HealthTarget
 from ulpscope.store import create_run
 from ulpscope.store.series import SeriesSink, open_health
 

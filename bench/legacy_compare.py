@@ -38,7 +38,7 @@ from trunk import (
 )
 
 from ulpscope.numerics.casting import as_array
-from ulpscope.store.foreign import open_tensor
+from ulpscope.store.foreign.reader import open_tensor
 
 PERTURBATION = 1e-6
 COMPARE = """

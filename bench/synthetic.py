@@ -83,7 +83,7 @@ def write_tensors(path: Path, *, size_bytes: int, off: float = 0.0, tensors_a_st
     """Write a run of float32 tensors of 1 MB, or less for a small run: so many in all, each made by a call of its own."""
     import numpy as np
 
-    from ulpscope.numerics.summary import summarize
+    from ulpscope.numerics.summary.summary import summarize
 
     numel = min(1 << 18, max(1, size_bytes // 4))
     rows = max(1, numel // WIDTH)

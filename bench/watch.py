@@ -90,9 +90,9 @@ def _with(answer: Any, *functions: tuple[Any, str]) -> Iterator[None]:
 
 
 def variants(folder: Path, model: Any, only: list[str]) -> dict[str, Callable[[], Any]]:
-    from ulpscope.capture import watch
-    from ulpscope.capture.watch_calls import CallWatch
-    from ulpscope.capture.watch_state import StateWatch
+    from ulpscope.capture.nonfinite import hunt
+    from ulpscope.capture.nonfinite.hunt_calls import CallHunt
+    from ulpscope.capture.nonfinite.hunt_state import StateHunt
 
     def watch_with(answer: Any, *functions: tuple[Any, str]) -> Any:
         @contextlib.contextmanager
@@ -107,10 +107,10 @@ def variants(folder: Path, model: Any, only: list[str]) -> dict[str, Callable[[]
         "watch nonfinite": lambda: _watching(folder, model),
         "  as above, modules only": lambda: _watching(folder, model, calls=False),
         "  as above, every call": lambda: _watching(folder, model, calls=True),
-        RANGES: lambda: watch_with(True, (watch, "takes_ranges")),
-        "  seen, nothing added up": lambda: watch_with(True, (watch.Watch, "glance"), (watch.Watch, "are_finite")),
-        "  without gradients' hooks": lambda: watch_with(None, (CallWatch, "_hook_nodes")),
-        "  without optimizer": lambda: watch_with(None, (StateWatch, "_look_at_optimizer")),
+        RANGES: lambda: watch_with(True, (hunt, "takes_ranges")),
+        "  seen, nothing added up": lambda: watch_with(True, (hunt.Hunt, "glance"), (hunt.Hunt, "are_finite")),
+        "  without gradients' hooks": lambda: watch_with(None, (CallHunt, "_hook_nodes")),
+        "  without optimizer": lambda: watch_with(None, (StateHunt, "_look_at_optimizer")),
         "no-op TorchFunctionMode": _NoOp,
         "torch detect_anomaly": lambda: torch.autograd.detect_anomaly(check_nan=True),
     }

@@ -112,9 +112,9 @@ def test_the_wheel_holds_what_is_compiled_exactly_where_it_can_be(wheel: Path) -
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     can_compile = shutil.which(compiler.split()[0]) is not None
     names = zipfile.ZipFile(wheel).namelist()
-    for file in ("numerics/_kernel", "capture/_compiled"):
+    for file in ("numerics/_kernel", "capture/native/_compiled"):
         assert any(re.search(rf"{file}\..*(so|pyd)$", name) for name in names) == can_compile
-    assert "ulpscope/capture/_native.cpp" in names  # for `ulpscope build`
+    assert "ulpscope/capture/native/_native.cpp" in names  # for `ulpscope build`
 
 
 def test_the_demo_runs_from_the_wheel_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from ulpscope.capture.calls import op_name
+from ulpscope.capture.intercept.naming import op_name
 from ulpscope.capture.walk import encode_arguments
 from ulpscope.model import Arguments
-from ulpscope.model.randomness import draws
+from ulpscope.model.operations.randomness import draws
 
 _TAG = torch.Tag.nondeterministic_seeded
 _SHARES = ("p", "dropout_p", "dropout")

@@ -83,7 +83,7 @@ def test_a_metric(tmp_path: Path) -> None:
 
     printed = recipe.python("""
 from ulpscope import compare_runs
-from ulpscope.report.table import write_csv
+from ulpscope.report.comparison.table import write_csv
 from pathlib import Path
 import csv
 for name, reference in (("twice", [3.0, 4.0]), ("none", [0.0, 0.0])):
@@ -175,7 +175,9 @@ def explain_doubled(view: StepView) -> Finding | None:
 def test_an_explanation(tmp_path: Path) -> None:
     recipe = Recipe("Add an explanation", tmp_path)
     recipe.write("explain/doubled.py", EXPLANATION)
-    recipe.add("explain/causes.py", "from ulpscope.explain.ending import", "from ulpscope.explain.doubled import explain_doubled\n")
+    recipe.add(
+        "explain/causes.py", "from ulpscope.explain.arithmetic.ending import", "from ulpscope.explain.doubled import explain_doubled\n"
+    )
     recipe.add("explain/causes.py", "    explain_forward,\n    explain_backward,", "    explain_doubled,\n")
     assert "docs/report-json.md" in recipe.text
 
@@ -212,6 +214,6 @@ for number, name in enumerate(("torch_npu.npu_cubed", "npu.npu_cubed", "ops.npu.
         print(*(status for status, count in check.counts.items() if count))
 """
     assert recipe.python("prefix = 'before'" + asked) == ["skipped"] * 6
-    recipe.add("replay/vendor_formulas.py", "VENDOR_FORMULAS: dict", FORMULA)
-    recipe.add("replay/vendor_formulas.py", '    "npu_ciou": _ciou', '    "npu_cubed": _cubed,\n')
+    recipe.add("replay/formulas/vendor.py", "VENDOR_FORMULAS: dict", FORMULA)
+    recipe.add("replay/formulas/vendor.py", '    "npu_ciou": _ciou', '    "npu_cubed": _cubed,\n')
     assert recipe.python("prefix = 'after'" + asked) == ["passed", "failed"] * 3

@@ -26,7 +26,7 @@ from bench.gpu.limits import IdleHooks, IdleMode, copy_bandwidth, disk_bandwidth
 from bench.gpu.model import FULL, QUICK, training
 from bench.gpu.recording import Recorder, dump_step, growth, take_turns
 
-from ulpscope.capture.compiled import COMPILED
+from ulpscope.capture.native.compiled import COMPILED
 
 Row = tuple[str, str, str, str, str]
 

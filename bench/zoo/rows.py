@@ -23,7 +23,7 @@ from bench.zoo.programs import Backward, Forward, backward, forward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ulpscope.model import OperandFormat, Slot, SlotReplay
-from ulpscope.replay.yardstick import Yardstick
+from ulpscope.replay.yardstick.yardstick import Yardstick
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PRODUCTS = frozenset({"linear", "bmm", "conv2d", "conv1d", "sdpa", "sdpa causal", "lstm_cell"})

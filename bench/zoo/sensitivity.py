@@ -15,8 +15,8 @@ from bench.zoo.operations import OPERATIONS
 from bench.zoo.rows import Case, cases
 
 from ulpscope.model import OperandFormat, SlotReplay
-from ulpscope.replay.rounding import ROUNDINGS, RoundedOperands
-from ulpscope.replay.yardstick import Yardstick
+from ulpscope.replay.yardstick.rounding import ROUNDINGS, RoundedOperands
+from ulpscope.replay.yardstick.yardstick import Yardstick
 
 SUBJECTS = ("linear", "softmax", "layer_norm", "gelu", "sdpa", "cross_entropy", "embedding", "conv2d", "batch_norm")
 Fault = Callable[[torch.Tensor], torch.Tensor]

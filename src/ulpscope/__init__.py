@@ -13,15 +13,15 @@ from ulpscope.errors import CaptureWarning, InputError, MissingDependencyError, 
 
 if TYPE_CHECKING:
     from ulpscope.model import CallRecord, Comparison, Finding, NonFinite, NonFiniteCall, NonFiniteReport, Run, TensorRecord
-    from ulpscope.model.checks import Check
-    from ulpscope.model.series import HealthComparison
+    from ulpscope.model.check.checks import Check
+    from ulpscope.model.health import HealthComparison
     from ulpscope.store import open_health, open_run
     from ulpscope.store.series import HealthRun
-    from ulpscope.workflows.capturing import Capture
-    from ulpscope.workflows.checking import check_run
-    from ulpscope.workflows.comparing import compare_runs
+    from ulpscope.workflows.check.checking import check_run
+    from ulpscope.workflows.compare.comparing import compare_runs
+    from ulpscope.workflows.health_watch import HealthWatch, compare_health, watch
     from ulpscope.workflows.nonfinite import find_nonfinite
-    from ulpscope.workflows.watching import HealthWatch, compare_health, watch
+    from ulpscope.workflows.record.capturing import Capture
 
 __version__ = "0.1.0"
 
@@ -56,25 +56,25 @@ __all__ = [
 
 _HOMES = {
     "CallRecord": "ulpscope.model",
-    "Capture": "ulpscope.workflows.capturing",
-    "Check": "ulpscope.model.checks",
+    "Capture": "ulpscope.workflows.record.capturing",
+    "Check": "ulpscope.model.check.checks",
     "Comparison": "ulpscope.model",
     "Finding": "ulpscope.model",
-    "HealthComparison": "ulpscope.model.series",
+    "HealthComparison": "ulpscope.model.health",
     "HealthRun": "ulpscope.store.series",
-    "HealthWatch": "ulpscope.workflows.watching",
+    "HealthWatch": "ulpscope.workflows.health_watch",
     "NonFinite": "ulpscope.model",
     "NonFiniteCall": "ulpscope.model",
     "NonFiniteReport": "ulpscope.model",
     "Run": "ulpscope.model",
     "TensorRecord": "ulpscope.model",
-    "check_run": "ulpscope.workflows.checking",
-    "compare_health": "ulpscope.workflows.watching",
-    "compare_runs": "ulpscope.workflows.comparing",
+    "check_run": "ulpscope.workflows.check.checking",
+    "compare_health": "ulpscope.workflows.health_watch",
+    "compare_runs": "ulpscope.workflows.compare.comparing",
     "find_nonfinite": "ulpscope.workflows.nonfinite",
     "open_health": "ulpscope.store",
     "open_run": "ulpscope.store",
-    "watch": "ulpscope.workflows.watching",
+    "watch": "ulpscope.workflows.health_watch",
 }
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ulpscope.errors import sentence_of, system_error_behind
 
 if TYPE_CHECKING:
-    from ulpscope.numerics.guessing import Guess
+    from ulpscope.numerics.difference.guessing import Guess
 
 __all__ = ["main"]
 
@@ -51,7 +51,7 @@ def main() -> NoReturn:
 
 
 def _guess(words: list[str]) -> Guess | None:
-    from ulpscope.numerics.guessing import guess_from
+    from ulpscope.numerics.difference.guessing import guess_from
 
     return guess_from(words)
 

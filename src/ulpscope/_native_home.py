@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["SOURCE", "Part", "Untrusted", "expected_part", "make_folder", "objection", "objection_to_folder", "opened", "seal"]
 
-SOURCE = Path(__file__).parent / "capture" / "_native.cpp"
+SOURCE = Path(__file__).parent / "capture" / "native" / "_native.cpp"
 _SEAL_BYTES = 16
 _MOST_LINKS = 40
 

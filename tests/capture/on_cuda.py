@@ -25,11 +25,11 @@ import ulpscope
 from tests.capture import tensor_cases
 from tests.harmless import programs
 from tests.harmless.test_harmless import recording
-from ulpscope.capture import recorder
-from ulpscope.capture.device_summaries import CudaSummaries
-from ulpscope.capture.devices import Devices
-from ulpscope.capture.tensors import TensorReader
-from ulpscope.capture.values import LOST
+from ulpscope.capture.device.queue import Devices
+from ulpscope.capture.device.summaries import CudaSummaries
+from ulpscope.capture.device.values import LOST
+from ulpscope.capture.record import recorder
+from ulpscope.capture.record.tensors import TensorReader
 from ulpscope.model import Slot
 
 CASES = [("api", "statistics"), ("module", "statistics"), ("both", "fingerprint"), ("op", "statistics")]

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 
 from tests.capture import tensor_cases
-from ulpscope.capture.devices import Devices
-from ulpscope.capture.tensors import TensorReader
+from ulpscope.capture.device.queue import Devices
+from ulpscope.capture.record.tensors import TensorReader
 from ulpscope.testing import npu
 
 

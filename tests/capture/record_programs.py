@@ -20,14 +20,14 @@ LEFT_OUT = {"threads", "data_loader_workers", "awkward_arguments"}  # which thre
 
 def main(folder: Path, how: str) -> None:
     if how == "python":
-        sys.modules["ulpscope.capture._compiled"] = None  # type: ignore[assignment]
+        sys.modules["ulpscope.capture.native._compiled"] = None  # type: ignore[assignment]
     from tests.capture.test_devices import LateSummaries
     from tests.harmless import programs
     from tests.harmless.test_harmless import recording
-    from ulpscope.capture import recorder
-    from ulpscope.capture.compiled import COMPILED
-    from ulpscope.capture.devices import Devices
-    from ulpscope.capture.tensors import TensorReader
+    from ulpscope.capture.device.queue import Devices
+    from ulpscope.capture.native.compiled import COMPILED
+    from ulpscope.capture.record import recorder
+    from ulpscope.capture.record.tensors import TensorReader
 
     assert (COMPILED is not None) == (how == "compiled")
     warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from ulpscope.model import DTYPES, Summary
-from ulpscope.numerics.summary import summarize
+from ulpscope.numerics.summary.summary import summarize
 
 DTYPE_NAMES = [name for name in DTYPES if name != "complex32"]  # torch has hardly an operation for it
 LAYOUTS = {

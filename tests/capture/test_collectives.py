@@ -23,8 +23,8 @@ from torch.distributed import all_reduce, distributed_c10d, irecv, isend
 
 from tests.capture.test_operators import ListSink
 from ulpscope import Capture
-from ulpscope.capture import collectives
-from ulpscope.capture.patching import Patches
+from ulpscope.capture.intercept import collectives
+from ulpscope.capture.intercept.patching import Patches
 from ulpscope.model import TensorRecord
 
 # They take a group and move no tensor.

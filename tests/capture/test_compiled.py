@@ -16,10 +16,10 @@ import torch
 
 import ulpscope
 from ulpscope._native_home import expected_part, objection
-from ulpscope.capture.compiled import COMPILED
+from ulpscope.capture.native.compiled import COMPILED
 
 HERE = Path(__file__).parent
-BUILT = [Path(ulpscope.__file__).with_name("capture") / f"_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
+BUILT = [Path(ulpscope.__file__).with_name("capture") / "native" / f"_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
 
 pytestmark = pytest.mark.skipif(not any(path.is_file() for path in BUILT), reason="the hot path of a recording is not compiled here")
 

@@ -61,7 +61,7 @@ def test_modules_nest_as_deep_as_without_a_capture(how: dict[str, Any], tmp_path
 
 def test_modules_nest_as_deep_where_the_recorder_is_not_compiled() -> None:
     code = (
-        "import sys, tempfile; sys.modules['ulpscope.capture._compiled'] = None\n"
+        "import sys, tempfile; sys.modules['ulpscope.capture.native._compiled'] = None\n"
         "import torch, ulpscope; from tests.capture.test_depth import deepest, nested\n"
         "model = nested(deepest())\n"
         "with tempfile.TemporaryDirectory() as folder, ulpscope.Capture(folder + '/run', level='both'): model(torch.ones(1, 2))\n"

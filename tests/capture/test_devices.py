@@ -21,17 +21,17 @@ from hypothesis import strategies as st
 
 from tests.capture import tensor_cases
 from tests.capture.recording import Recording, recording, slot_of
-from ulpscope.capture import devices as devices_module
-from ulpscope.capture import holding, recorder
-from ulpscope.capture.calls import may_write
-from ulpscope.capture.device_dumps import Ring
-from ulpscope.capture.device_layouts import layout_of
-from ulpscope.capture.device_summaries import Pending, PendingSummaries, TorchSummaries
-from ulpscope.capture.device_torch import is_able, summary_row
-from ulpscope.capture.devices import Devices
-from ulpscope.capture.tensors import TensorReader
+from ulpscope.capture.device import queue as devices_module
+from ulpscope.capture.device.dumps import Ring
+from ulpscope.capture.device.plain_torch import is_able, summary_row
+from ulpscope.capture.device.queue import Devices
+from ulpscope.capture.device.summaries import Pending, PendingSummaries, TorchSummaries
+from ulpscope.capture.device.values import LOST, settle_rows
+from ulpscope.capture.device.word_layouts import layout_of
+from ulpscope.capture.intercept.naming import may_write
+from ulpscope.capture.record import holding, recorder
+from ulpscope.capture.record.tensors import TensorReader
 from ulpscope.capture.torch_internals import blind
-from ulpscope.capture.values import LOST, settle_rows
 from ulpscope.model import Slot
 
 
@@ -121,7 +121,7 @@ def test_plain_torch_on_values_at_the_ends_of_their_range() -> None:
 
 
 def test_plain_torch_composes_slices_of_large_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ulpscope.capture.device_torch._SLICE", 512)
+    monkeypatch.setattr("ulpscope.capture.device.plain_torch._SLICE", 512)
     tensor = torch.randn(5, 3001)
     (values,) = read_by(lambda *_, **__: TorchSummaries(torch.device("cpu"), statistics=True), [tensor])
     assert not tensor_cases.wrong(tensor, values.summary_object(), values.fingerprint)
@@ -139,9 +139,9 @@ def test_the_host_reads_what_is_empty() -> None:
 
 def test_a_device_without_the_arithmetic_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_able(torch.device("cpu"))
-    monkeypatch.setattr("ulpscope.capture.device_torch._mixed", lambda words: words)
+    monkeypatch.setattr("ulpscope.capture.device.plain_torch._mixed", lambda words: words)
     assert not is_able(torch.device("cpu"))
-    monkeypatch.setattr("ulpscope.capture.device_torch._mixed", lambda words: words.no_such_method())
+    monkeypatch.setattr("ulpscope.capture.device.plain_torch._mixed", lambda words: words.no_such_method())
     assert not is_able(torch.device("cpu"))
 
 
@@ -308,7 +308,7 @@ def test_memory_that_was_given_back_is_not_read(late: list[LateSummaries]) -> No
 
 
 def test_few_flushes_and_no_storage_is_held_for_long(late: list[LateSummaries], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ulpscope.capture.device_summaries.MOST_ROWS", 16)
+    monkeypatch.setattr("ulpscope.capture.device.summaries.MOST_ROWS", 16)
     with recording(keep="statistics"):
         for _ in range(100):
             torch.ones(3).sin().cos()

@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from tests.capture.recording import recording
-from ulpscope.capture.modes import ApiMode
+from ulpscope.capture.intercept.torch_modes import ApiMode
 
 
 class Users(TorchFunctionMode):

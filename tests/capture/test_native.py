@@ -22,8 +22,8 @@ import torch
 
 from ulpscope import _native_home
 from ulpscope._native_home import expected_part, objection, seal
-from ulpscope.capture import native
-from ulpscope.capture.compiled import COMPILED
+from ulpscope.capture.native import building as native
+from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.errors import InputError, MissingDependencyError, UlpscopeError
 
 COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)

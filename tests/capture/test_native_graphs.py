@@ -25,10 +25,10 @@ from torch import nn
 from tests.capture import tensor_cases
 from tests.capture.recording import Recording, recording, slot_of, slots_of
 from tests.capture.test_devices import LateSummaries, late
-from ulpscope.capture.compiled import COMPILED
-from ulpscope.capture.tensors import TensorReader
+from ulpscope.capture.device.values import LOST
+from ulpscope.capture.native.compiled import COMPILED
+from ulpscope.capture.record.tensors import TensorReader
 from ulpscope.capture.torch_internals import graph_task
-from ulpscope.capture.values import LOST
 from ulpscope.errors import CaptureWarning
 
 ROOT = Path(__file__).parents[2]
@@ -484,7 +484,7 @@ def test_the_lock_is_taken_again_by_its_owner_and_by_nobody_else() -> None:
 def test_who_waits_for_the_lock_can_be_interrupted() -> None:
     done = in_a_process(
         """
-        from ulpscope.capture.compiled import COMPILED
+        from ulpscope.capture.native.compiled import COMPILED
         lock = COMPILED.Lock()
         held, over = threading.Event(), threading.Event()
         def hold():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ulpscope import Capture, open_run
-from ulpscope.capture.calls import op_name, silently_written, writes_silently
+from ulpscope.capture.intercept.naming import op_name, silently_written, writes_silently
 from ulpscope.model import CallRecord
 
 

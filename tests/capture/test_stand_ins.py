@@ -17,9 +17,9 @@ import torch
 from torch import fx, nn
 
 from tests.capture.recording import recording
-from ulpscope.capture.health_script import _HealthPatches
-from ulpscope.capture.patching import Patches
-from ulpscope.capture.stand_ins import leave, stand_around, stands_in
+from ulpscope.capture.health.scripts import _HealthPatches
+from ulpscope.capture.intercept.patching import Patches
+from ulpscope.capture.intercept.stand_ins import leave, stand_around, stands_in
 
 CALLED: list[str] = []
 

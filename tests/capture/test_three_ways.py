@@ -498,8 +498,8 @@ def _without_generators(record: CallRecord) -> CallRecord:
 
 def main(out: Path, how: str) -> None:
     if how == "python":
-        sys.modules["ulpscope.capture._compiled"] = None  # type: ignore[assignment]
-    from ulpscope.capture.compiled import COMPILED
+        sys.modules["ulpscope.capture.native._compiled"] = None  # type: ignore[assignment]
+    from ulpscope.capture.native.compiled import COMPILED
 
     assert (COMPILED is not None, COMPILED is not None and COMPILED.HAS_NATIVE) == (how != "python", how == "native")
     warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from tests.capture.test_operators import ListSink
 from ulpscope import Capture
-from ulpscope.capture.patching import Patches
+from ulpscope.capture.intercept.patching import Patches
 from ulpscope.model import CallName
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ulpscope.capture import CaptureSession
 from ulpscope.model import Comparison
 from ulpscope.store import MemoryRun
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 LEVELS: Any = ("api", "op")
 _garbage = itertools.cycle(range(0x41, 0x7A))

@@ -23,10 +23,10 @@ from torch import Tensor
 from ulpscope import Capture, open_run
 from ulpscope.judge.checks import settle
 from ulpscope.replay import Yardstick
-from ulpscope.replay.devices import run_on_device
+from ulpscope.replay.calls.devices import run_on_device
 from ulpscope.testing import npu
-from ulpscope.workflows.check_calls import CallChecker
-from ulpscope.workflows.check_rules import CheckOptions
+from ulpscope.workflows.check.one_call import CallChecker
+from ulpscope.workflows.check.rules import CheckOptions
 
 GROSS = 1e6
 

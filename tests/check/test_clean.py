@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.check.networks import NETWORKS, VARIANTS, record
-from ulpscope.model.checks import Check
-from ulpscope.workflows.checking import check_run
+from ulpscope.model.check.checks import Check
+from ulpscope.workflows.check.checking import check_run
 
 QUICK = [("gpt", "float32", "tensors"), ("unet", "half", "statistics"), ("experts", "amp", "tensors")]
 ALL = [(name, variant, keep) for name in NETWORKS for variant in VARIANTS for keep in ("tensors", "statistics")]

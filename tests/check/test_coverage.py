@@ -15,11 +15,11 @@ from torch import nn
 
 from tests.check.command import invoke
 from ulpscope import Capture
-from ulpscope.model.checks import Check
-from ulpscope.report.checks_console import verdict_line
-from ulpscope.report.checks_html import check_page
-from ulpscope.report.checks_table import write_check_csv, write_check_json
-from ulpscope.workflows.checking import check_run
+from ulpscope.model.check.checks import Check
+from ulpscope.report.check.check_rows import write_check_csv, write_check_json
+from ulpscope.report.check.console import verdict_line
+from ulpscope.report.check.page import check_page
+from ulpscope.workflows.check.checking import check_run
 
 pytestmark = [  # of torch's compilers
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -12,11 +12,11 @@ import torch
 
 from tests.check.test_foreign import checker_dump, msprobe_dump
 from ulpscope import InputError
-from ulpscope.model.checks import Check
-from ulpscope.model.standards import STANDARD_METRICS
-from ulpscope.workflows import check_calls
-from ulpscope.workflows.check_details import STATUS_WORDS, details_of, outcomes_of, own_name, saved_failures
-from ulpscope.workflows.checking import check_run
+from ulpscope.model.check.checks import Check
+from ulpscope.model.check.standards import STANDARD_METRICS
+from ulpscope.workflows.check import one_call as check_calls
+from ulpscope.workflows.check.checking import check_run
+from ulpscope.workflows.check.old_tables import STATUS_WORDS, details_of, outcomes_of, own_name, saved_failures
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from ulpscope import Capture
 from ulpscope.testing import npu
-from ulpscope.workflows.checking import check_run
+from ulpscope.workflows.check.checking import check_run
 
 npu.install()
 with npu.inject("aten.gelu.default", "scale", value=0.01):

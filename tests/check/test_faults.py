@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.check.faulty import CASES, GROSS
-from ulpscope.replay.coarseness import leeway
+from ulpscope.replay.yardstick.coarseness import leeway
 
 
 def _strike(folder: Path, sizes: list[float], names: str, dtype: str = "float32") -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from ulpscope.errors import NotARunError
-from ulpscope.model.checks import Check, CheckedCall
-from ulpscope.workflows.checking import check_run
+from ulpscope.model.check.checks import Check, CheckedCall
+from ulpscope.workflows.check.checking import check_run
 
 
 def _checker_tensor(value: torch.Tensor, needs: bool, path: Path | None) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def test_gradients_of_something_inside_a_call_are_not_asked_for(tmp_path: Path) 
 
 @pytest.mark.parametrize("dump", [lambda folder: checker_dump(folder, ".pt"), msprobe_dump])
 def test_a_wrong_gradient_is_found_in_them(tmp_path: Path, dump: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from ulpscope.workflows import check_calls
+    from ulpscope.workflows.check import one_call as check_calls
 
     run = check_calls.run_on_device
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ulpscope.model import Arguments, CallName, CallRecord, Slot, Summary, TensorRecord
-from ulpscope.replay.arguments import read_tensor
-from ulpscope.replay.generating import Generated
+from ulpscope.replay.calls.arguments import read_tensor
+from ulpscope.replay.calls.generating import Generated
 from ulpscope.replay.program import NotReplayable
 
 

@@ -14,13 +14,13 @@ from torch import nn
 
 from ulpscope import Capture
 from ulpscope.model import Slot
-from ulpscope.model.checks import Check
+from ulpscope.model.check.checks import Check
 from ulpscope.replay import backward_program
-from ulpscope.replay.arguments import read_tensor
-from ulpscope.replay.chance import IMPOSSIBLE
-from ulpscope.replay.draws import surprises
+from ulpscope.replay.calls.arguments import read_tensor
+from ulpscope.replay.draws.chance import IMPOSSIBLE
+from ulpscope.replay.draws.expected import surprises
 from ulpscope.store import open_run
-from ulpscope.workflows.checking import check_run
+from ulpscope.workflows.check.checking import check_run
 
 FLOATING = (torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long), torch.float64)
 

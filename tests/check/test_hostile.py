@@ -16,7 +16,7 @@ from tests.check.command import invoke
 from ulpscope import Capture, InputError, open_run
 from ulpscope.model import CallName, CallRecord, RunInfo, Slot, Summary, TensorRecord
 from ulpscope.store import DirectorySink, create_run
-from ulpscope.workflows.checking import check_run
+from ulpscope.workflows.check.checking import check_run
 
 
 def _recorded(path: Path, keep: str = "statistics") -> list[CallRecord]:

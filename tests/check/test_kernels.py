@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ulpscope import Capture
-from ulpscope.model.checks import Check
-from ulpscope.workflows.checking import check_run
+from ulpscope.model.check.checks import Check
+from ulpscope.workflows.check.checking import check_run
 
 
 def _leaf(*shape: int) -> Tensor:

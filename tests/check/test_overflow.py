@@ -13,8 +13,8 @@ import torch
 
 from tests.check.command import invoke
 from ulpscope import Capture, InputError
-from ulpscope.report.checks_console import verdict_line
-from ulpscope.workflows.checking import check_run
+from ulpscope.report.check.console import verdict_line
+from ulpscope.workflows.check.checking import check_run
 
 
 def _record(into: Path, keep: str = "tensors") -> Path:
@@ -57,7 +57,7 @@ import json, sys, torch
 from pathlib import Path
 from ulpscope import Capture
 from ulpscope.testing import npu
-from ulpscope.workflows.checking import check_run
+from ulpscope.workflows.check.checking import check_run
 
 npu.install()
 path = Path(sys.argv[1])

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 
 from tests.check.networks import record
 from ulpscope import Capture
-from ulpscope.model.checks import Check
-from ulpscope.replay.decompositions import separate_kernels
-from ulpscope.replay.rounding import ROUNDINGS, RoundedOperands
-from ulpscope.workflows import check_calls
-from ulpscope.workflows.checking import check_run
+from ulpscope.model.check.checks import Check
+from ulpscope.replay.formulas.decompositions import separate_kernels
+from ulpscope.replay.yardstick.rounding import ROUNDINGS, RoundedOperands
+from ulpscope.workflows.check import one_call as check_calls
+from ulpscope.workflows.check.checking import check_run
 
 Chosen = Callable[[str, str], bool]
 """From the name of a call and `forward` or `backward` to whether the machine rounds there."""

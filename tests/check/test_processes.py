@@ -17,12 +17,12 @@ import torch.nn.functional as F
 
 from tests.check import loose_cannon
 from ulpscope import Capture, InputError, open_run
-from ulpscope.model.checks import Check, CheckedCall
-from ulpscope.workflows.check_frames import Journal
-from ulpscope.workflows.check_processes import Processes
-from ulpscope.workflows.check_rules import CheckOptions
-from ulpscope.workflows.check_worker import Setup
-from ulpscope.workflows.checking import check_run
+from ulpscope.model.check.checks import Check, CheckedCall
+from ulpscope.workflows.check.checking import check_run
+from ulpscope.workflows.check.messages import Journal
+from ulpscope.workflows.check.processes import Processes
+from ulpscope.workflows.check.rules import CheckOptions
+from ulpscope.workflows.check.worker import Setup
 
 MODULE = "tests.check.loose_cannon"
 

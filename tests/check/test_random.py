@@ -16,11 +16,11 @@ from torch import nn
 from ulpscope import Capture, open_run
 from ulpscope.judge import threshold
 from ulpscope.model import Slot
-from ulpscope.model.checks import Check
+from ulpscope.model.check.checks import Check
 from ulpscope.replay import Program, forward_program, is_random
-from ulpscope.replay.chance import apart_as_samples, share_surprise, standard_errors, sum_surprise
-from ulpscope.replay.draws import surprises
-from ulpscope.workflows.checking import check_run
+from ulpscope.replay.draws.chance import apart_as_samples, share_surprise, standard_errors, sum_surprise
+from ulpscope.replay.draws.expected import surprises
+from ulpscope.workflows.check.checking import check_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:dropout")
 OUTPUT = Slot("output", (0,))

@@ -22,11 +22,11 @@ from ulpscope import Capture, open_run
 from ulpscope.explain.checks import explain_check
 from ulpscope.judge.checks import check_multiple, conclude, errs_text, judge_checked, settle, with_own_leeway
 from ulpscope.model import CallName, Frame, Phase, RunInfo, Slot, SlotReplay
-from ulpscope.model.checks import Check, CheckedCall, CheckedSlot, FamilyPrecision
-from ulpscope.report.checks_console import render_check, verdict_line
-from ulpscope.report.checks_html import check_page, write_check_html
-from ulpscope.report.checks_table import CHECK_SCHEMA, check_columns, check_rows, write_check_csv, write_check_json, write_check_xlsx
-from ulpscope.workflows.checking import check_run
+from ulpscope.model.check.checks import Check, CheckedCall, CheckedSlot, FamilyPrecision
+from ulpscope.report.check.check_rows import CHECK_SCHEMA, check_columns, check_rows, write_check_csv, write_check_json, write_check_xlsx
+from ulpscope.report.check.console import render_check, verdict_line
+from ulpscope.report.check.page import check_page, write_check_html
+from ulpscope.workflows.check.checking import check_run
 
 HONEST = SlotReplay(slot=Slot("output", (0,)), dtype="float32", numel=100, max_ratio=2.0, rms_ratio=0.9, native_ratio=0.8)
 WRONG = replace(HONEST, max_ratio=700.0, rms_ratio=212.0, worst_index=(3, 4), worst_recorded=1.25, worst_exact=1.0)

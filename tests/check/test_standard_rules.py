@@ -12,12 +12,12 @@ import torch
 
 import ulpscope
 from ulpscope.model import CallName, CallRecord, Slot
-from ulpscope.model.checks import CheckedSlot
-from ulpscope.model.standards import STANDARD_METRICS
-from ulpscope.workflows import check_rules
-from ulpscope.workflows.check_rules import Judged
-from ulpscope.workflows.checking import check_run
-from ulpscope.workflows.standard_rules import STANDARD_RULES
+from ulpscope.model.check.checks import CheckedSlot
+from ulpscope.model.check.standards import STANDARD_METRICS
+from ulpscope.workflows.check import rules as check_rules
+from ulpscope.workflows.check.checking import check_run
+from ulpscope.workflows.check.rules import Judged
+from ulpscope.workflows.check.standard_rules import STANDARD_RULES
 
 OUT = Slot("output", (0,))
 LEFT, RIGHT = Slot("input", (0,)), Slot("input", (1,))

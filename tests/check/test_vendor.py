@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ulpscope.model import Arguments, CallName, CallRecord, RunInfo, Slot, Summary, TensorRecord
-from ulpscope.model.checks import CheckedCall
+from ulpscope.model.check.checks import CheckedCall
 from ulpscope.store import DirectorySink, create_run
-from ulpscope.workflows.checking import check_run
+from ulpscope.workflows.check.checking import check_run
 
 
 def _tensor(sink: DirectorySink, slot: str, value: Tensor, keep: bool) -> TensorRecord:

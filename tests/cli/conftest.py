@@ -13,7 +13,7 @@ import pytest
 
 from tests.report.sample import sample_run_info
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, Modes, Slot, TensorRecord
-from ulpscope.numerics.summary import summarize
+from ulpscope.numerics.summary.summary import summarize
 from ulpscope.store import DirectorySink, create_run
 
 Array = np.ndarray[Any, np.dtype[np.float32]]

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from tests.capture.test_native import compile_stand_in, copying, needs_compiler, put, write_compiler
 from ulpscope import _native_home
-from ulpscope.capture import compiled, native
+from ulpscope.capture.native import building as native
+from ulpscope.capture.native import compiled
 from ulpscope.cli import cli
 
 pytestmark = pytest.mark.skipif(compiled.COMPILED is None, reason="the recorder is not compiled here")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from ulpscope.cli.check_devices import check_devices
 from ulpscope.errors import InputError, NothingComparableError
-from ulpscope.model.standards import STANDARD_METRICS
-from ulpscope.report.device_checks import DEVICE_COLUMNS
-from ulpscope.store.check_table import read_check_table
-from ulpscope.workflows.device_checks import compare_devices
+from ulpscope.model.check.standards import STANDARD_METRICS
+from ulpscope.report.check.two_devices import DEVICE_COLUMNS
+from ulpscope.store.foreign.check_table import read_check_table
+from ulpscope.workflows.check.two_devices import compare_devices
 
 GOOD: dict[str, Any] = {
     **dict.fromkeys(STANDARD_METRICS, 0.001),

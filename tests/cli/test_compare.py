@@ -43,7 +43,7 @@ class Asked:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked = Asked(sample_comparison())
-    monkeypatch.setitem(sys.modules, "ulpscope.workflows.comparing", SimpleNamespace(compare_runs=asked.compare_runs))
+    monkeypatch.setitem(sys.modules, "ulpscope.workflows.compare.comparing", SimpleNamespace(compare_runs=asked.compare_runs))
     return asked
 
 
@@ -140,7 +140,7 @@ def test_a_place_that_cannot_be_written_is_said_before_the_work(kind: str, asked
 def test_a_missing_package_is_said_before_the_work(
     kind: str, module: str, extra: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ulpscope.workflows.answering.find_spec", lambda name: None)
+    monkeypatch.setattr("ulpscope.workflows.compare.driver.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, module, None)
     result = compare("a", "b", f"--{kind}", tmp_path / "report")
     assert result.exit_code == 2

@@ -15,8 +15,8 @@ import torch
 from click.testing import CliRunner
 
 import ulpscope
-from ulpscope.capture.compiled import COMPILED
-from ulpscope.capture.native import TABLE
+from ulpscope.capture.native.building import TABLE
+from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.cli import cli
 from ulpscope.errors import MissingDependencyError, NotARunError
 from ulpscope.numerics.kernel import kernel_name

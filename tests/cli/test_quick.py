@@ -63,7 +63,7 @@ def test_a_quiet_comparison_loads_only_what_it_needs(runs: Path, report: Path) -
     words = ["compare", str(runs / "same"), str(runs / "good"), "--quiet", "--replay", "none", "--json", str(report)]
     done = subprocess.run([sys.executable, "-X", "importtime", "-m", "ulpscope", *words], capture_output=True, text=True, timeout=60)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "ulpscope.workflows.comparing" in loaded
+    assert "ulpscope.workflows.compare.comparing" in loaded
     assert not loaded & {"rich", "numpy", "torch", "pyarrow", "concurrent.futures", "asyncio", "difflib"}
 
 

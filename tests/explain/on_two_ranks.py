@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ulpscope.workflows.capturing import Capture
+from ulpscope.workflows.record.capturing import Capture
 
 WIDTH, WORDS, STEPS = 8, 12, 2
 

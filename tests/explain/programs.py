@@ -17,7 +17,7 @@ from ulpscope.explain.contributions import with_contributions
 from ulpscope.explain.views import StepView, first_divergence
 from ulpscope.model import Comparison, RunInfo
 from ulpscope.store import MemoryRun
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 WIDTH, WORDS = 8, 12
 

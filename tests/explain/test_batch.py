@@ -13,9 +13,9 @@ from torch import nn
 from tests.explain.programs import compared, views_of
 from tests.match.building import Where, train
 from ulpscope import Capture
-from ulpscope.explain.batch import clue_batch, explain_batch
+from ulpscope.explain.entries.batch import clue_batch, explain_batch
 from ulpscope.model import Comparison, Finding
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 
 def batch_fault(comparison: Comparison) -> Finding:

@@ -17,8 +17,8 @@ from tests.match.building import Change, Where, at, noise, scale, train
 from ulpscope.explain import explain
 from ulpscope.explain.wording import against, inputs_line
 from ulpscope.model import Comparison, Finding, JudgedCall, NotMeasured, RunInfo, Verdict
-from ulpscope.report.counts import count_calls
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.report.comparison.counts import count_calls
+from ulpscope.workflows.compare.comparing import compare_runs
 
 
 def compared(keep: str = "tensors", **subject: Any) -> Comparison:

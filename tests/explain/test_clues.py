@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.explain.programs import compared, views_of
-from ulpscope.explain.clues import with_clues
-from ulpscope.explain.missing import explain_missing
+from ulpscope.explain.clues.clue_table import with_clues
+from ulpscope.explain.programs.missing import explain_missing
 from ulpscope.model import Comparison, Finding
 
 

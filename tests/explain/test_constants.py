@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.explain.programs import compared, views_of
-from ulpscope.explain.constants import clue_constant
+from ulpscope.explain.clues.constants import clue_constant
 from ulpscope.explain.suspects import Suspect
 from ulpscope.model import Comparison
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.explain.programs import compared, views_of
-from ulpscope.explain.cut import explain_cut
+from ulpscope.explain.programs.cut import explain_cut
 from ulpscope.model import Finding
 
 

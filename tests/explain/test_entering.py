@@ -8,10 +8,10 @@ import pytest
 
 from tests.explain.programs import views_of
 from tests.match.building import Recorder
-from ulpscope.explain.entering import explain_entering
-from ulpscope.explain.missing import explain_missing
+from ulpscope.explain.entries.entering import explain_entering
+from ulpscope.explain.programs.missing import explain_missing
 from ulpscope.store import MemoryRun
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 
 def reduced(*, is_flat: bool, factor: float = 1.0) -> MemoryRun:

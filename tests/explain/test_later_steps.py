@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ulpscope import Capture, compare_runs
-from ulpscope.report.counts import count_calls, count_states
+from ulpscope.report.comparison.counts import count_calls, count_states
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.explain.programs import compared, views_of
-from ulpscope.explain.missing import explain_missing, explain_writing
+from ulpscope.explain.programs.missing import explain_missing, explain_writing
 from ulpscope.model import Finding
 
 

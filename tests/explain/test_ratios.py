@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.explain.programs import compared, views_of
 from tests.match.building import Recorder, scale, train
-from ulpscope.explain.ratios import clue_gradients, clue_ratio, ratio_of
+from ulpscope.explain.clues.factors import clue_gradients, clue_ratio, ratio_of
 from ulpscope.explain.suspects import Suspect
 from ulpscope.model import Comparison, Finding
 from ulpscope.store import MemoryRun
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 
 def clues(comparison: Comparison) -> list[str]:

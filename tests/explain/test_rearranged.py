@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tests.explain.programs import recorded
 from ulpscope.model import Amplification, Comparison
-from ulpscope.workflows.comparing import compare_runs
-from ulpscope.workflows.replaying import ReplayMode
+from ulpscope.workflows.compare.comparing import compare_runs
+from ulpscope.workflows.compare.replaying import ReplayMode
 
 HEADS, SIZE = 3, 4
 WIDTH = HEADS * SIZE

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.explain.programs import compared, views_of
-from ulpscope.explain.recomputing import clue_recompute
+from ulpscope.explain.clues.recomputing import clue_recompute
 from ulpscope.model import Finding
 
 FAULT = Finding(level="fault", kind="backward", headline="", step=0, rank=0, phase="backward")

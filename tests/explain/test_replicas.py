@@ -13,10 +13,10 @@ import pytest
 
 from tests.explain.programs import views_of
 from tests.match.building import Where, train
-from ulpscope.explain.replicas import clue_replicas, explain_replicas
+from ulpscope.explain.entries.replicas import clue_replicas, explain_replicas
 from ulpscope.explain.views import StepView
 from ulpscope.model import Finding
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 WORKER = Path(__file__).with_name("on_two_ranks.py")
 

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.explain.programs import compared, views_of
 from tests.match.building import Recorder
 from ulpscope.capture import CaptureSession
-from ulpscope.explain.rng import explain_rng, remark_on_draws
+from ulpscope.explain.programs.draws import explain_rng, remark_on_draws
 from ulpscope.model import RunInfo
 from ulpscope.store import MemoryRun
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 Program: TypeAlias = Callable[[int], None]
 

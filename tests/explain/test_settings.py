@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from tests.explain.programs import compared, views_of
-from ulpscope.explain.optimizer import explain_left_out
-from ulpscope.explain.settings import explain_optimizer_settings
+from ulpscope.explain.arithmetic.optimizer import explain_left_out
+from ulpscope.explain.programs.settings import explain_optimizer_settings
 from ulpscope.explain.views import StepView
 from ulpscope.model import Finding
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.explain.programs import compared, views_of
-from ulpscope.explain.stale import clue_stale
+from ulpscope.explain.clues.stale import clue_stale
 from ulpscope.explain.suspects import Suspect
 from ulpscope.model import Comparison
 

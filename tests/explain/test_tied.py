@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.explain.programs import compared, views_of
-from ulpscope.explain.tied import explain_tied
+from ulpscope.explain.entries.tied import explain_tied
 
 
 @pytest.mark.parametrize("keep", ["tensors", "statistics"])

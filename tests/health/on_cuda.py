@@ -20,11 +20,11 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.health.training import Net, train
-from ulpscope.capture import statistics_triton
-from ulpscope.capture.statistics import Batch, Sampler, measure
-from ulpscope.numerics.composing import sample_positions
+from ulpscope.capture.health import readings_triton as statistics_triton
+from ulpscope.capture.health.readings import Batch, Sampler, measure
+from ulpscope.numerics.summary.composing import sample_positions
 from ulpscope.store.series import open_health
-from ulpscope.workflows.watching import compare_health, watch
+from ulpscope.workflows.health_watch import compare_health, watch
 
 BOUNDS = (-1.0, 0.0, 1.0)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

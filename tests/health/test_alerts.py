@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ulpscope.judge.alerts import Vigil
-from ulpscope.model.series import Alert, HealthLayout, HealthStep, HealthTarget
+from ulpscope.judge.health.alerts import Vigil
+from ulpscope.model.health import Alert, HealthLayout, HealthStep, HealthTarget
 
 NAMES = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
 KINDS = ("gradient", "update", "parameter")

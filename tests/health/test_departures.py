@@ -15,10 +15,10 @@ from torch import nn
 from tests.health.training import FAULTS, train
 from ulpscope.cli import cli
 from ulpscope.errors import NotARunError, NothingComparableError
-from ulpscope.judge.series import LIMITS
+from ulpscope.judge.health.departures import LIMITS
 from ulpscope.store import create_run
 from ulpscope.store.series import SeriesSink, open_health
-from ulpscope.workflows.watching import compare_health, watch
+from ulpscope.workflows.health_watch import compare_health, watch
 
 
 @pytest.fixture(scope="module")

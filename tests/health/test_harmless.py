@@ -12,7 +12,7 @@ import torch
 
 from tests.harmless import programs
 from ulpscope.store.series import open_health
-from ulpscope.workflows.watching import watch, watch_script
+from ulpscope.workflows.health_watch import watch, watch_script
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),

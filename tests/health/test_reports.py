@@ -22,13 +22,13 @@ from tests.health.training import train
 from ulpscope.cli import cli
 from ulpscope.errors import InputError, MissingDependencyError
 from ulpscope.model import Finding, RunInfo
-from ulpscope.model.series import Departure, HealthComparison
-from ulpscope.numerics.composing import counts_of_intervals
-from ulpscope.report import grad_probe
-from ulpscope.report.figures import MOST_COLUMNS, MOST_ROWS, heat_maps
-from ulpscope.report.health_console import render_health, sparkline
-from ulpscope.report.health_page import write_health_page
-from ulpscope.report.tensorboard import tagged_scalars
+from ulpscope.model.health import Departure, HealthComparison
+from ulpscope.numerics.summary.composing import counts_of_intervals
+from ulpscope.report.health import grad_probe
+from ulpscope.report.health.console import render_health, sparkline
+from ulpscope.report.health.figures import MOST_COLUMNS, MOST_ROWS, heat_maps
+from ulpscope.report.health.page import write_health_page
+from ulpscope.report.health.tensorboard import tagged_scalars
 from ulpscope.store.series import open_health
 
 EVIL = "<script>alert(1)</script>\x1b[31m$x$"
@@ -118,7 +118,7 @@ def test_json_to_stdout_is_nothing_else(folder: Path) -> None:
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed here")
 def test_pictures(tmp_path: Path) -> None:
-    from ulpscope.report.curves import write_pictures
+    from ulpscope.report.health.curves import write_pictures
 
     written = write_pictures(comparison((EVIL, "fc.bias")), tmp_path / "png")
     assert [path.name for path in written] == ["similarity.png", "norms.png", "loss.png", "similarity_by_layer.png", "norms_by_layer.png"]
@@ -126,7 +126,7 @@ def test_pictures(tmp_path: Path) -> None:
 
 
 def test_pictures_without_matplotlib_say_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ulpscope.report.curves import write_pictures
+    from ulpscope.report.health.curves import write_pictures
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'ulpscope\[plots\]'"):
@@ -194,7 +194,7 @@ def test_tensorboard_tags(folder: Path) -> None:
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed here")
 def test_tensorboard_files(folder: Path, tmp_path: Path) -> None:
-    from ulpscope.report.tensorboard import EventWriter
+    from ulpscope.report.health.tensorboard import EventWriter
 
     writer = EventWriter(tmp_path / "events")
     for step in open_health(folder / "good").steps(0):
@@ -245,7 +245,7 @@ def test_reading_and_reporting_need_no_torch(folder: Path) -> None:
     code = """
 import sys
 sys.modules['torch'] = None
-from ulpscope.workflows.watching import compare_health
+from ulpscope.workflows.health_watch import compare_health
 print(compare_health(*sys.argv[1:]).parted_at)
 """
     command = [sys.executable, "-c", code, str(folder / "bad"), str(folder / "good")]

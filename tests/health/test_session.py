@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from ulpscope.capture.health import HealthSession
+from ulpscope.capture.health.monitor import HealthSession
 from ulpscope.errors import CaptureWarning, InputError
-from ulpscope.model.series import Alert, HealthSeries
+from ulpscope.model.health import Alert, HealthSeries
 from ulpscope.store.series import open_health
-from ulpscope.workflows.watching import watch, watch_script
+from ulpscope.workflows.health_watch import watch, watch_script
 
 
 def network() -> nn.Sequential:
@@ -363,7 +363,7 @@ sys.path.insert(0, sys.argv[1])
 from ulpscope.testing import npu
 npu.install()
 from tests.health.training import train
-from ulpscope.workflows.watching import compare_health
+from ulpscope.workflows.health_watch import compare_health
 folder = Path(sys.argv[2])
 comparison = compare_health(train(folder / "npu", steps=12, device="npu"), train(folder / "cpu", steps=12))
 assert comparison.verdict == "together", comparison.findings

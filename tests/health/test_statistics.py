@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ulpscope.capture import statistics
-from ulpscope.capture.statistics import Sampler, measure, traits
-from ulpscope.numerics.composing import compose, counts_of_intervals, equal_signs, norms, sample_positions
+from ulpscope.capture.health import readings as statistics
+from ulpscope.capture.health.readings import Sampler, measure, traits
+from ulpscope.numerics.summary.composing import compose, counts_of_intervals, equal_signs, norms, sample_positions
 
 BOUNDS = (-1.0, 0.0, 1.0)
 FLOATS = st.floats(width=32, allow_subnormal=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0])
@@ -76,7 +76,7 @@ import sys, numpy as np, torch
 sys.path.insert(0, sys.argv[1])
 from tests.health.test_statistics import BOUNDS, finished, odd_tensors
 from ulpscope.capture import statistics, statistics_triton
-from ulpscope.capture.statistics import Batch, Sampler, measure
+from ulpscope.capture.health.readings import Batch, Sampler, measure
 def lying(tensors):
     found = statistics_triton.Readable(torch.device("cpu"), tuple(t.dtype for t in tensors), tuple(t.numel() for t in tensors))
     found.move([tensor.data_ptr() for tensor in tensors])

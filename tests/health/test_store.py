@@ -19,7 +19,7 @@ import pytest
 
 from ulpscope.errors import DamagedRunError, InputError, NewerFormatError
 from ulpscope.model import RunInfo
-from ulpscope.model.series import Alert, HealthLayout, HealthStep, HealthTarget
+from ulpscope.model.health import Alert, HealthLayout, HealthStep, HealthTarget
 from ulpscope.store import create_run
 from ulpscope.store.series import HealthRun, SeriesSink, open_health
 

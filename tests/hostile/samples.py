@@ -22,7 +22,7 @@ from ulpscope.compat.checker.tables import DETAIL_COLUMNS
 from ulpscope.compat.pt_files import save_pt
 from ulpscope.store import DirectorySink, create_run
 from ulpscope.testing.stores import example_record
-from ulpscope.workflows.baselines import update_baseline
+from ulpscope.workflows.compare.baselines import update_baseline
 
 GOLDEN = Path("tests/golden").resolve()
 X = np.arange(12, dtype="f4").reshape(3, 4) / 7 - 1

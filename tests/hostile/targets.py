@@ -19,25 +19,25 @@ import click
 from tests.hostile.mutations import NUMBERS, WORDS, spoiled
 from ulpscope.cli import LazyGroup, cli
 from ulpscope.compat.checker.tables import finished_apis
-from ulpscope.compat.msprobe import command as msprobe
+from ulpscope.compat.msprobe.command import parser as msprobe
+from ulpscope.compat.msprobe.command.flat_yaml import read_lists, read_names
+from ulpscope.compat.msprobe.command.parse_shell import MsprobeShell
 from ulpscope.compat.msprobe.config import read_config
-from ulpscope.compat.msprobe.flat_yaml import read_lists, read_names
-from ulpscope.compat.msprobe.parse_shell import MsprobeShell
+from ulpscope.compat.ptdbg.compare.lines import read_dump
 from ulpscope.compat.ptdbg.exceptions import CompareException
-from ulpscope.compat.ptdbg.lines import read_dump
 from ulpscope.compat.ptdbg.shell import ParseShell
 from ulpscope.errors import InputError
 from ulpscope.match import read_mapping
 from ulpscope.store import open_run
-from ulpscope.store.acl import read_acl_file
-from ulpscope.store.acl_statistics import read_statistics
-from ulpscope.store.check_table import read_check_table
+from ulpscope.store.acl.file import read_acl_file
+from ulpscope.store.acl.statistics import read_statistics
 from ulpscope.store.envelope import read_envelope
-from ulpscope.store.foreign import open_tensor
-from ulpscope.store.parquet import write_parquet
+from ulpscope.store.foreign.check_table import read_check_table
+from ulpscope.store.foreign.reader import open_tensor
+from ulpscope.store.native.parquet import write_parquet
 from ulpscope.store.series import open_health
-from ulpscope.workflows.baselines import BaselineRun, update_baseline
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.baselines import BaselineRun, update_baseline
+from ulpscope.workflows.compare.comparing import compare_runs
 
 
 class Input(NamedTuple):

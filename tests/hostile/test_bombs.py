@@ -23,17 +23,17 @@ import torch
 from tests.hostile.children import GIB, answer_of, on_linux
 from ulpscope.capture.selection import Selection
 from ulpscope.compat.checker.tables import finished_apis
+from ulpscope.compat.msprobe.command.flat_yaml import read_lists
 from ulpscope.compat.msprobe.config import read_config
-from ulpscope.compat.msprobe.flat_yaml import read_lists
 from ulpscope.compat.sheets import read_csv, read_sheet
 from ulpscope.match import read_mapping
 from ulpscope.model import RunInfo
-from ulpscope.model.series import STATISTICS
+from ulpscope.model.health import STATISTICS
 from ulpscope.store import DirectoryRun, create_run, open_run
-from ulpscope.store.acl import read_acl_file
-from ulpscope.store.check_table import read_check_table
+from ulpscope.store.acl.file import read_acl_file
 from ulpscope.store.envelope import read_envelope
-from ulpscope.store.foreign import open_tensor
+from ulpscope.store.foreign.check_table import read_check_table
+from ulpscope.store.foreign.reader import open_tensor
 from ulpscope.store.series import open_health
 
 pytestmark = pytest.mark.skipif(not on_linux(), reason="memory is counted where Linux tells of it")

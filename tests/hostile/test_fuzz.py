@@ -73,7 +73,7 @@ def really_run(number: int, folder: Path) -> None:
     target = TARGETS[REAL[number % len(REAL)]]
     kept = Samples(folder)
     found = input_of(target, 10_000_000 + number, kept.contents)
-    module = "ulpscope" if target.name in ("our commands", "migrate") else "ulpscope.compat.msprobe.command"
+    module = "ulpscope" if target.name in ("our commands", "migrate") else "ulpscope.compat.msprobe.command.parser"
     start = ["-m", "ulpscope"] if module == "ulpscope" else ["-c", f"import sys; from {module} import main; sys.exit(main())"]
     kept.put(found)
     try:

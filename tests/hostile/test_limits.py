@@ -16,7 +16,7 @@ from tests.legacy.msprobe_dumps import Statistics, write_dump
 
 pytestmark = pytest.mark.skipif(not on_linux(), reason="the limits are those of Linux")
 
-MSPROBE = "import sys; from ulpscope.compat.msprobe.command import main; sys.exit(main())"
+MSPROBE = "import sys; from ulpscope.compat.msprobe.command.parser import main; sys.exit(main())"
 RESULT = "NPU Name,Bench Name,Max diff\na.0,a.0,0.5\n"
 
 

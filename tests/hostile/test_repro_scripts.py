@@ -21,10 +21,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.model import Arguments, Slot
-from ulpscope.report.repro import ReproCall, ReproYardstick, file_stem, script_text
-from ulpscope.workflows.capturing import Capture
-from ulpscope.workflows.comparing import compare_runs
-from ulpscope.workflows.reproducing import with_repro
+from ulpscope.report.comparison.repro import ReproCall, ReproYardstick, file_stem, script_text
+from ulpscope.workflows.compare.comparing import compare_runs
+from ulpscope.workflows.compare.reproducing import with_repro
+from ulpscope.workflows.record.capturing import Capture
 
 PLANT = "open('planted','w')"
 """What must not run: it leaves a file in the working directory. It has no full stop, which the name of a module cannot hold."""

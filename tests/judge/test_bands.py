@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.match.building import Change, Where, scale, train
-from ulpscope.explain.nondeterminism import remark_on_nondeterminism
+from ulpscope.explain.arithmetic.nondeterminism import remark_on_nondeterminism
 from ulpscope.judge.bands import bands_of
 from ulpscope.model import Bands, FingerprintMeasurement, JudgedCall, NotMeasured, TensorMeasurement
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 
 def jitter(relative: float, seed: int, op: str = "functional.linear", module: str = "layers.1") -> Change:

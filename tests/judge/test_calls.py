@@ -31,8 +31,8 @@ from ulpscope.model import (
     TensorRecord,
     Verdict,
 )
-from ulpscope.model.memory import NOTHING_WRITTEN
-from ulpscope.numerics.summary import summarize
+from ulpscope.model.operations.unwritten import NOTHING_WRITTEN
+from ulpscope.numerics.summary.summary import summarize
 
 U = 2.0**-24
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.match.building import Change, Where, at, scale, train
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 
 def narrowed(bits: int, only: str | None = None) -> Change:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ulpscope.judge.standard_tables import API_STANDARDS, EDITION_26, EDITION_2024, EDITIONS, RULE_SOURCES, ULP
-from ulpscope.judge.standards import figures_of, judge_standard, limits_of, standard_of, worst_status
+from ulpscope.judge.published.standard_tables import API_STANDARDS, EDITION_26, EDITION_2024, EDITIONS, RULE_SOURCES, ULP
+from ulpscope.judge.published.standards import figures_of, judge_standard, limits_of, standard_of, worst_status
 from ulpscope.model import Undefined
-from ulpscope.model.standards import STANDARD_METRICS, Standard, StandardMeasurement, StandardVerdict
+from ulpscope.model.check.standards import STANDARD_METRICS, Standard, StandardMeasurement, StandardVerdict
 
 PAGE = (Path(__file__).parents[2] / "docs" / "standards.md").read_text(encoding="utf-8")
 GOOD: dict[str, float] = {

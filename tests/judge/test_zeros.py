@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.explain.programs import recorded
-from ulpscope.judge.zeros import tells_zeros_apart
+from ulpscope.judge.allowance.zeros import tells_zeros_apart
 from ulpscope.model import CallName, CallRecord, Comparison
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 UNARY = """reciprocal rsqrt signbit angle digamma lgamma log sqrt sign exp sin sinc erfinv expm1 log1p cos abs neg square asinh atan tan
  sinh tanh relu sigmoid floor round trunc exp2 erf erfc cosh deg2rad i0 nan_to_num isfinite""".split()

@@ -25,8 +25,8 @@ from pathlib import Path
 _PRELOADED = (
     "torch.distributed.tensor",
     "sympy",
-    "ulpscope.compat.ptdbg.comparing",
-    "ulpscope.compat.ptdbg.debugger",
+    "ulpscope.compat.ptdbg.compare.comparing",
+    "ulpscope.compat.ptdbg.dump.debugger",
     "ulpscope.testing.npu",
 )
 

@@ -25,7 +25,7 @@ import msprobe.pytorch
 from msprobe.pytorch import PrecisionDebugger, seed_all
 from tests.legacy.forking import Job, Outcome, run_all
 from tests.legacy.msprobe_programs import Net, X, dump, entries, read, same, training_step, write_config
-from ulpscope.compat.msprobe.exceptions import MsprobeException
+from ulpscope.compat.msprobe.dump.exceptions import MsprobeException
 from ulpscope.errors import InputError
 
 ROOT = Path(__file__).parents[2]

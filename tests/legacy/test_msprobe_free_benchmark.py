@@ -17,8 +17,8 @@ from torch import nn
 from msprobe.pytorch import PrecisionDebugger
 from tests.legacy.forking import Job, run_all
 from tests.legacy.msprobe_programs import X, same, write_config
-from ulpscope.compat.msprobe.perturbing import disturbed, relative_error
-from ulpscope.compat.msprobe.preheating import Preheating
+from ulpscope.compat.msprobe.free_benchmark.perturbing import disturbed, relative_error
+from ulpscope.compat.msprobe.free_benchmark.preheating import Preheating
 from ulpscope.errors import InputError
 
 COLUMNS = ["rank", "pert_mode", "stage", "step", "api_name", "max_rel", "dtype", "shape", "output_index"]

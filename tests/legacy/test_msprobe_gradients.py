@@ -17,7 +17,7 @@ from torch import nn
 from msprobe import GradComparator
 from msprobe.pytorch import PrecisionDebugger
 from tests.legacy.msprobe_programs import Net, same, training_step, write_config
-from ulpscope.compat.msprobe.grad_compare import suspicions
+from ulpscope.compat.msprobe.compare.grad_compare import suspicions
 from ulpscope.errors import InputError
 
 STATISTICS = ["2.0", "-2.0", "2.851315498352051", "[2, 2]"]
@@ -213,7 +213,7 @@ def test_the_limits_of_suspicion(values: list[float], expected: list[int]) -> No
 def test_the_share_of_equal_signs(one: list[bool], other: list[bool]) -> None:
     import tempfile
 
-    from ulpscope.compat.msprobe.grad_compare import _similarities
+    from ulpscope.compat.msprobe.compare.grad_compare import _similarities
 
     with tempfile.TemporaryDirectory() as name:
         folder, length = Path(name), min(len(one), len(other))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ulpscope.compat.pt_files import save_pt
 from ulpscope.numerics.casting import as_array
-from ulpscope.store.torch_archive import open_plain_tensor
+from ulpscope.store.foreign.torch_archive import open_plain_tensor
 
 DTYPES = [
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64", "complex128",

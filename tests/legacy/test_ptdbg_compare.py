@@ -367,7 +367,7 @@ def test_aten_operators_go_with_the_functions_they_come_from(tmp_path: Path, npu
     ],
 )
 def test_the_name_of_a_function_in_that_of_a_record(record: str, name: str) -> None:
-    from ulpscope.compat.ptdbg.aten_names import plain_name
+    from ulpscope.compat.ptdbg.compare.aten_names import plain_name
 
     assert plain_name(record) == name
 
@@ -399,8 +399,8 @@ def naive_partners(npu: list[str], bench: list[str]) -> list[tuple[str, str]]:
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from("abcdef"), unique=True), st.lists(st.sampled_from("abcdef"), unique=True))
 def test_matching_follows_the_queues(npu: list[str], bench: list[str]) -> None:
-    from ulpscope.compat.ptdbg.lines import Operator, TensorLine
-    from ulpscope.compat.ptdbg.matching import match_operators
+    from ulpscope.compat.ptdbg.compare.lines import Operator, TensorLine
+    from ulpscope.compat.ptdbg.compare.matching import match_operators
 
     def operators(names: list[str]) -> list[Operator]:
         return [

@@ -11,7 +11,7 @@ import torch
 import ptdbg_ascend
 from tests.legacy.ptdbg_dumps import only, param, rows
 from tests.legacy.ptdbg_programs import BATCH, apis, dump
-from ulpscope.compat.ptdbg.debugger import PrecisionDebugger
+from ulpscope.compat.ptdbg.dump.debugger import PrecisionDebugger
 
 VERDICT = "Accuracy Reached or Not"
 

@@ -13,7 +13,7 @@ import torch
 
 import ptdbg_ascend
 from tests.legacy.ptdbg_programs import apis, dump, files, lines, names, rank_folder, step
-from ulpscope.compat.ptdbg.modes import check_mode
+from ulpscope.compat.ptdbg.files.modes import check_mode
 from ulpscope.errors import MissingDependencyError
 
 EVERYTHING = [

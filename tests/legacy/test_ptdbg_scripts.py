@@ -474,7 +474,7 @@ def test_the_recorded_dump_of_a_device_comes_out_again(outcomes: dict[str, Outco
 
 @pytest.mark.promise("P035", "P036", "P153")
 def test_operations_of_the_vendor_are_one_call_each(outcomes: dict[str, Outcome]) -> None:
-    from ulpscope.compat.ptdbg.vendor_ops import NPU_OPS
+    from ulpscope.compat.ptdbg.files.vendor_ops import NPU_OPS
 
     assert len(NPU_OPS) == len(set(NPU_OPS)) == 51
     pkl = rank_folder(outcomes["vendor"].succeeded() / "d") / "api_list_dump.pkl"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, Modes, RunInfo, Slot, TensorRecord
-from ulpscope.numerics.summary import summarize
+from ulpscope.numerics.summary.summary import summarize
 from ulpscope.store import MemoryRun
 
 

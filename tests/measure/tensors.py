@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ulpscope.model import Slot, SlotPair, TensorData, TensorRecord
-from ulpscope.numerics.summary import summarize
+from ulpscope.numerics.summary.summary import summarize
 
 
 def data(values: Any, dtype: str = "float32") -> TensorData:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import ulpscope.measure.standards as measured
 from tests.measure.tensors import data
-from ulpscope.judge.standards import limits_of
+from ulpscope.judge.published.standards import limits_of
 from ulpscope.measure.standards import measure_standard
 from ulpscope.model import DTYPES, TensorData, Undefined
-from ulpscope.model.standards import STANDARD_METRICS, StandardMeasurement
+from ulpscope.model.check.standards import STANDARD_METRICS, StandardMeasurement
 from ulpscope.numerics.narrowing import narrow, units
 
 

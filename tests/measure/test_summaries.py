@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from ulpscope.measure import measure_summaries, measure_tensors
 from ulpscope.model import DTYPES, NotMeasured, Summary, SummaryMeasurement, TensorData, Undefined
-from ulpscope.numerics.summary import summarize
+from ulpscope.numerics.summary.summary import summarize
 
 from .tensors import data
 

@@ -15,5 +15,5 @@ FEW = WATCHED[::6]
 
 @pytest.mark.parametrize("name", [*FEW, *(pytest.param(name, marks=pytest.mark.long) for name in NAMES if name not in FEW)])
 def test_glancing_changes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ulpscope.capture.watch.takes_ranges", lambda step: False)
+    monkeypatch.setattr("ulpscope.capture.nonfinite.hunt.takes_ranges", lambda step: False)
     check_watched(name, tmp_path, None)

@@ -21,7 +21,7 @@ WAYS = {"watched": {"watch": "nonfinite"}, "glancing": {"watch": "nonfinite"}, "
 def at_a_glance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch takes ranges in the first step, where these programs go wrong; without them a sum has to tell."""
     if request.node.callspec.params["way"] == "glancing":
-        monkeypatch.setattr("ulpscope.capture.watch.takes_ranges", lambda step: False)
+        monkeypatch.setattr("ulpscope.capture.nonfinite.hunt.takes_ranges", lambda step: False)
 
 
 def report_of(program: Any, folder: Path, **options: Any) -> NonFiniteReport:

@@ -22,8 +22,8 @@ import ulpscope
 from tests.nonfinite.programs import HARMLESS, Net, half_linear, square, train
 from ulpscope.cli import cli
 from ulpscope.model import NonFiniteReport
-from ulpscope.report.nonfinite import render_nonfinite
-from ulpscope.report.nonfinite_html import page_text
+from ulpscope.report.nonfinite.page import page_text
+from ulpscope.report.nonfinite.text import render_nonfinite
 from ulpscope.workflows.nonfinite import find_nonfinite
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "msprobe-26" / "statistics-L0"

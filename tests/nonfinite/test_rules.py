@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ulpscope.model import Summary
-from ulpscope.numerics.nonfinite import (
+from ulpscope.numerics.nonfinite_rule import (
     CLEAN,
     Kinds,
     asks_for,
@@ -22,7 +22,7 @@ from ulpscope.numerics.nonfinite import (
     makes_nothing_new,
     pass_through,
 )
-from ulpscope.numerics.summary import summarize
+from ulpscope.numerics.summary.summary import summarize
 
 NAN, INF, NEG = Kinds.NAN, Kinds.POSINF, Kinds.NEGINF
 

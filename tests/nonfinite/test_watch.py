@@ -12,7 +12,7 @@ from torch import nn
 
 import ulpscope
 from tests.nonfinite.programs import Net, square, train
-from ulpscope.capture.watch import Watch
+from ulpscope.capture.nonfinite.hunt import Hunt
 from ulpscope.errors import NonFiniteError
 from ulpscope.model import CallRecord, NonFinite
 from ulpscope.workflows.nonfinite import find_nonfinite
@@ -185,7 +185,7 @@ def test_a_watch_that_fails_never_stops_the_training(tmp_path: Path, monkeypatch
     def broken(*_: Any) -> None:
         raise ValueError("planted")
 
-    monkeypatch.setattr(Watch, "look_now", broken)
+    monkeypatch.setattr(Hunt, "look_now", broken)
     model = Net()
     with pytest.warns(ulpscope.CaptureWarning, match="planted"):
         train(lambda net, optimizer: ulpscope.Capture(tmp_path / "run", net, watch="nonfinite"), model, square)
@@ -271,7 +271,7 @@ def test_a_model_is_converted_while_its_graph_still_lives(tmp_path: Path) -> Non
 @pytest.fixture
 def at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step takes ranges, so that a sum has to tell in each."""
-    monkeypatch.setattr("ulpscope.capture.watch.takes_ranges", lambda step: False)
+    monkeypatch.setattr("ulpscope.capture.nonfinite.hunt.takes_ranges", lambda step: False)
 
 
 @pytest.mark.usefixtures("at_a_glance")
@@ -339,14 +339,14 @@ def test_a_gradient_that_was_clean_in_backward_is_read_again_if_somebody_wrote_t
 @pytest.mark.usefixtures("at_a_glance")
 def test_a_large_gradient_that_is_clean_in_backward_is_not_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    remembered = Watch._is_remembered
+    remembered = Hunt._is_remembered
 
-    def counting(watch: Watch, tensor: torch.Tensor) -> bool:
-        answer = remembered(watch, tensor)
+    def counting(hunt: Hunt, tensor: torch.Tensor) -> bool:
+        answer = remembered(hunt, tensor)
         asked.append(tensor.numel() if answer else 0)
         return answer
 
-    monkeypatch.setattr(Watch, "_is_remembered", counting)
+    monkeypatch.setattr(Hunt, "_is_remembered", counting)
     model = nn.Linear(128, 128)
     train(lambda net, optimizer: ulpscope.Capture(tmp_path / "run", net, watch="nonfinite"), model, _mean_square, steps=2)
     assert asked.count(128 * 128) == 2
@@ -357,12 +357,12 @@ def _mean_square(net: nn.Module, step: int) -> torch.Tensor:
 
 
 def test_operators_keep_their_own_names_where_asked(tmp_path: Path) -> None:
-    from ulpscope.capture import WatchSession
+    from ulpscope.capture import HuntSession
     from ulpscope.model import RunInfo
     from ulpscope.store import DirectorySink, create_run
 
     path = create_run(tmp_path / "run", RunInfo())
-    session = WatchSession(DirectorySink(path, 0), NonFinite(), operators=True)
+    session = HuntSession(DirectorySink(path, 0), NonFinite(), operators=True)
     session.start()
     torch.ones(2).add(1)
     torch.ones(2) / torch.zeros(2)

@@ -17,11 +17,11 @@ import pytest
 
 from ulpscope.model import Summary
 from ulpscope.numerics import kernel
-from ulpscope.numerics.difference_kernel import DifferencePass, differencing_with
-from ulpscope.numerics.fingerprint import fingerprint_blocks
+from ulpscope.numerics.difference.difference_kernel import DifferencePass, differencing_with
 from ulpscope.numerics.kernel import load_kernel, open_kernel
-from ulpscope.numerics.summary_kernel import fingerprinting_with, summarizing_with
-from ulpscope.numerics.summary_numpy import summarize_blocks
+from ulpscope.numerics.summary.fingerprint import fingerprint_blocks
+from ulpscope.numerics.summary.summary_kernel import fingerprinting_with, summarizing_with
+from ulpscope.numerics.summary.summary_numpy import summarize_blocks
 
 Raw = npt.NDArray[np.uint8]
 TARGETS = {"plain": 0, "avx2": 1, "avx512": 2}

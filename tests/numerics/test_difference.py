@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ulpscope.model import DTYPES
 from ulpscope.numerics.casting import real_dtype, reals, widen
-from ulpscope.numerics.difference import Difference, difference
+from ulpscope.numerics.difference.difference import Difference, difference
 
 from .conftest import Implementation, Raw
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ulpscope.numerics.fingerprint import EMPTY, Sums, block_sums
+from ulpscope.numerics.summary.fingerprint import EMPTY, Sums, block_sums
 
 from .conftest import Implementation
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ulpscope.model import RunInfo
-from ulpscope.numerics import guessing
-from ulpscope.numerics.difference import difference
-from ulpscope.numerics.guessing import Guess, guess_from
-from ulpscope.numerics.kept_pairs import GuessedPairs
+from ulpscope.numerics.difference import guessing
+from ulpscope.numerics.difference.difference import difference
+from ulpscope.numerics.difference.guessing import Guess, guess_from
+from ulpscope.numerics.difference.kept_pairs import GuessedPairs
 from ulpscope.store import DirectoryRun, DirectorySink, create_run
 
 STEP = Path("rank00000", "step00003")

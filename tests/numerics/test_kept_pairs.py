@@ -14,11 +14,11 @@ import xxhash
 from tests.numerics.conftest import TARGETS
 from ulpscope.model import DTYPES
 from ulpscope.numerics.buffers import value_at
-from ulpscope.numerics.difference import difference
+from ulpscope.numerics.difference.difference import difference
+from ulpscope.numerics.difference.kept_pairs import MOST_BYTES_OF_VIEWS, MOST_FILES, SHORTEST_BYTES, KeptPairs, Scratch
+from ulpscope.numerics.difference.kept_place import Kept
+from ulpscope.numerics.difference.pair_sums import Difference, distance_in, quantiles
 from ulpscope.numerics.gathering import gathered
-from ulpscope.numerics.kept import Kept
-from ulpscope.numerics.kept_pairs import MOST_BYTES_OF_VIEWS, MOST_FILES, SHORTEST_BYTES, KeptPairs, Scratch
-from ulpscope.numerics.pair_sums import Difference, distance_in, quantiles
 
 Keep = Callable[..., Kept]
 _IN_FILES = [name for name in Difference.__slots__ if name not in ("ulp_counts", "ulp_buckets")]

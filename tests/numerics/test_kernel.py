@@ -12,10 +12,10 @@ import pytest
 
 from ulpscope.model import DTYPES
 from ulpscope.numerics import kernel
-from ulpscope.numerics.difference_kernel import differencing_with
+from ulpscope.numerics.difference.difference_kernel import differencing_with
+from ulpscope.numerics.difference.pair_sums import BUCKETS
 from ulpscope.numerics.kernel import DifferenceOut, SummaryOut, load_kernel, open_kernel
-from ulpscope.numerics.pair_sums import BUCKETS
-from ulpscope.numerics.summary_kernel import summarizing_with
+from ulpscope.numerics.summary.summary_kernel import summarizing_with
 
 
 def test_a_library_of_another_version_is_not_used(library: ctypes.CDLL | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ import pytest
 from ulpscope.model import DTYPES
 from ulpscope.numerics.buffers import address_of, flat_view, value_at
 from ulpscope.numerics.casting import reals, widen
-from ulpscope.numerics.difference import difference
-from ulpscope.numerics.difference_kernel import differencing_with
+from ulpscope.numerics.difference.difference import difference
+from ulpscope.numerics.difference.difference_kernel import differencing_with
 from ulpscope.numerics.kernel import kernel_name
-from ulpscope.numerics.summary_kernel import summarizing_with
-from ulpscope.numerics.summary_numpy import summarize_blocks
+from ulpscope.numerics.summary.summary_kernel import summarizing_with
+from ulpscope.numerics.summary.summary_numpy import summarize_blocks
 
 from .conftest import TARGETS, Implementation, Raw
 from .test_difference import assert_same
@@ -184,6 +184,6 @@ def test_the_name_of_what_does_the_work() -> None:
 
 def test_comparing_does_not_load_numpy() -> None:
     """Its import takes as long as comparing a small run; only pairs of two dtypes, float8 and pictures of faults need it."""
-    asked = "import sys, ulpscope.workflows.comparing; print('numpy' in sys.modules)"
+    asked = "import sys, ulpscope.workflows.compare.comparing; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

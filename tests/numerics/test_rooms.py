@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from ulpscope.numerics.buffer_pool import LARGEST_KEPT, room_for
 from ulpscope.numerics.buffers import address_of
-from ulpscope.numerics.rooms import LARGEST_KEPT, room_for
 
 SIZE = LARGEST_KEPT - 7
 

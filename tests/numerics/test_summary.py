@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ulpscope.model import DTYPES, Summary
-from ulpscope.numerics import summary as door
 from ulpscope.numerics.casting import real_dtype, reals, widen
+from ulpscope.numerics.summary import summary as door
 
 from .conftest import Implementation, Raw
 

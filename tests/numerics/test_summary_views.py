@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ulpscope.numerics.kernel import KERNEL
-from ulpscope.numerics.summary import PreparedView, summarize
-from ulpscope.numerics.summary_kernel import summarizing_views_with
+from ulpscope.numerics.summary.summary import PreparedView, summarize
+from ulpscope.numerics.summary.summary_kernel import summarizing_views_with
 
 pytestmark = pytest.mark.skipif(KERNEL is None, reason="there is no compiled kernel here")
 

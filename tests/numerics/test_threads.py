@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ulpscope.numerics.summary_kernel import summarizing_with
-from ulpscope.numerics.threads import lend_threads, shared_threads
+from ulpscope.numerics.summary.lent_threads import lend_threads, shared_threads
+from ulpscope.numerics.summary.summary_kernel import summarizing_with
 
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
@@ -88,7 +88,7 @@ def test_a_forked_child_has_no_threads(runner: Runner) -> None:
 
 def test_torch_lends_its_own_threads() -> None:
     torch = pytest.importorskip("torch")
-    from ulpscope.capture.threads import _parallel_function, lend_torch_threads
+    from ulpscope.capture.intercept.openmp import _parallel_function, lend_torch_threads
 
     lend_torch_threads()
     try:

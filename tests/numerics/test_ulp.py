@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ulpscope.model import DTYPES
 from ulpscope.numerics.casting import byte_values, reals, widen
-from ulpscope.numerics.pair_sums import BUCKETS, bucket_top, quantiles
-from ulpscope.numerics.ulp import bucket_counts, code_places, common_dtype, distances, places, places_of_bits
+from ulpscope.numerics.difference.pair_sums import BUCKETS, bucket_top, quantiles
+from ulpscope.numerics.difference.ulp import bucket_counts, code_places, common_dtype, distances, places, places_of_bits
 
 FLOATS = [name for name, entry in DTYPES.items() if entry.kind == "float"]
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from ulpscope import Capture
 from ulpscope.model import Arguments, CallName, CallRecord, Slot, TensorRecord
 from ulpscope.replay import NotReplayable
-from ulpscope.replay.sizes import check_result_sizes, largest_result
-from ulpscope.workflows.checking import check_run
+from ulpscope.replay.calls.memory_need import check_result_sizes, largest_result
+from ulpscope.workflows.check.checking import check_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 

@@ -10,8 +10,8 @@ from bench.zoo.programs import forward
 from ulpscope.judge import multiple_of
 from ulpscope.model import Slot, SlotReplay
 from ulpscope.replay import Yardstick
-from ulpscope.replay.coarseness import leeway, tells_by_scale
-from ulpscope.replay.rounding import ROUNDINGS
+from ulpscope.replay.yardstick.coarseness import leeway, tells_by_scale
+from ulpscope.replay.yardstick.rounding import ROUNDINGS
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 _CODE = """
 import sys
 import torch
-from ulpscope.replay.compiler import without_compiler
+from ulpscope.replay.calls.compiler import without_compiler
 
 told = without_compiler()
 found = torch._refs.softmax(torch.zeros(2), 0)

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ulpscope.replay import decompositions
-from ulpscope.replay.decompositions import Decomposed
-from ulpscope.replay.independent import Independent
+from ulpscope.replay.formulas import decompositions
+from ulpscope.replay.formulas.decompositions import Decomposed
+from ulpscope.replay.yardstick.independent import Independent
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]] = {
     **{name: (lambda x, y, name=name: getattr(torch, name)(x.abs() + 0.1)) for name in decompositions._UNARY.split()},

@@ -10,7 +10,7 @@ import torch
 
 from ulpscope.model import Arguments, CallName, CallRecord, Slot, TensorData, TensorRecord
 from ulpscope.replay import forward_program, is_random
-from ulpscope.replay.devices import run_on_device
+from ulpscope.replay.calls.devices import run_on_device
 from ulpscope.replay.program import Program
 from ulpscope.testing import npu
 

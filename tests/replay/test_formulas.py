@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ulpscope.replay import NotReplayable
-from ulpscope.replay.formulas import formula_of
+from ulpscope.replay.formulas.fused import formula_of
 from ulpscope.testing import vendor_ops
 
 

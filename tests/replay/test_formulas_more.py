@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from ulpscope.replay import NotReplayable
-from ulpscope.replay.formulas import formula_of
-from ulpscope.replay.vendor_formulas import VENDOR_FORMULAS, WITHOUT_FORMULA
+from ulpscope.replay.formulas.fused import formula_of
+from ulpscope.replay.formulas.vendor import VENDOR_FORMULAS, WITHOUT_FORMULA
 
 PUBLISHED = """
     one_ npu_sort_v2 npu_transpose npu_broadcast npu_dtype_cast empty_with_format npu_one_hot npu_stride_add npu_ps_roi_pooling

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ulpscope.model import CallName, CallRecord, Slot, Summary, TensorRecord
-from ulpscope.replay.generating import Generated, Planted
+from ulpscope.replay.calls.generating import Generated, Planted
 
 
 def test_an_input_and_the_gradient_at_the_same_place_are_two_tensors() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ulpscope import Capture, open_run
 from ulpscope.replay import optimizer_program
-from ulpscope.replay.joined import joined
+from ulpscope.replay.calls.joined import joined
 from ulpscope.replay.program import Program
 
 OPTIMIZERS = {

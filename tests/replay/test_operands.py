@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tests.replay.test_yardstick import HEADS, Call, backward, forward
 from ulpscope.model import OperandFormat, Slot
-from ulpscope.replay.operands import effective_operands
-from ulpscope.replay.rounding import FORMATS, ROUNDINGS, RoundedOperands
-from ulpscope.replay.yardstick import Yardstick
+from ulpscope.replay.yardstick.operands import effective_operands
+from ulpscope.replay.yardstick.rounding import FORMATS, ROUNDINGS, RoundedOperands
+from ulpscope.replay.yardstick.yardstick import Yardstick
 
 OUT = Slot("output", (0,))
 Recorded = Mapping[Slot, Tensor]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 
 from ulpscope.model import CallName, Slot
-from ulpscope.replay.gauges import has_free_signs, with_signs_of
-from ulpscope.replay.picking import picks_the_same
+from ulpscope.replay.yardstick.gauges import has_free_signs, with_signs_of
+from ulpscope.replay.yardstick.picking import picks_the_same
 
 
 def test_equal_elements_in_another_order() -> None:

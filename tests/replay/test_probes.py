@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ulpscope.model import Slot
-from ulpscope.replay import probes
-from ulpscope.replay.probes import STEP, Probes, coarsest_dtype
+from ulpscope.replay.yardstick import probes
+from ulpscope.replay.yardstick.probes import STEP, Probes, coarsest_dtype
 
 X, Y, Z = (Slot("input", (place,)) for place in range(3))
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ulpscope.model import DTYPES
-from ulpscope.replay import ratios as module
-from ulpscope.replay.probes import STEP
-from ulpscope.replay.ratios import Evidence, Ratios, ratios
+from ulpscope.replay.yardstick import ratios as module
+from ulpscope.replay.yardstick.probes import STEP
+from ulpscope.replay.yardstick.ratios import Evidence, Ratios, ratios
 
 FLOAT32 = DTYPES["float32"]
 SHAPES = [(7, 9), (40,), (), (3, 4, 5), (1, 1), (5, 1)]

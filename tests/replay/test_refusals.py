@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import ulpscope
 from ulpscope.model import Arguments, CallName, CallRecord, Level, Phase, Slot, TensorData, TensorRecord
-from ulpscope.replay import NotReplayable, backward_program, forward_program, is_random, recorded_results, sizes
-from ulpscope.replay.rebuild import function_of
+from ulpscope.replay import NotReplayable, backward_program, forward_program, is_random, recorded_results
+from ulpscope.replay.calls import memory_need as sizes
+from ulpscope.replay.calls.rebuild import function_of
 
 X = {"$tensor": "input.0"}
 CONTENT = {

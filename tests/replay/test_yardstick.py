@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from ulpscope.judge.replayed import multiple_of
 from ulpscope.model import Slot, SlotReplay
 from ulpscope.replay.program import NotReplayable
-from ulpscope.replay.yardstick import Yardstick
+from ulpscope.replay.yardstick.yardstick import Yardstick
 
 MAX, RMS = 128.0, 16.0
 OUT = Slot("output", (0,))
@@ -207,7 +207,7 @@ def test_what_cannot_be_taken_apart_has_no_independent_judge() -> None:
 
 
 def test_two_functions_that_disagree_in_any_precision_leave_the_kernel_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ulpscope.replay import decompositions
+    from ulpscope.replay.formulas import decompositions
 
     wrong = {**decompositions._table(), torch.ops.aten.gelu.default: lambda x, approximate="none": x * 0.5}
     monkeypatch.setattr(decompositions, "_table", lambda: wrong)
@@ -339,7 +339,7 @@ def test_worst_element_is_named() -> None:
 
 
 def test_a_tensor_of_many_blocks_is_measured_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ulpscope.replay import honest, ratios
+    from ulpscope.replay.yardstick import honest, ratios
 
     call = call_of("layer_norm", "forward")
     recorded = {OUT: call(call.inputs)[OUT] * (1 + 1e-4)}

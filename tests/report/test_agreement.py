@@ -16,14 +16,14 @@ from rich.console import Console
 
 from tests.report.sample import sample_comparison
 from ulpscope.model import Comparison, Coverage, Gap
-from ulpscope.report.console import render_comparison
-from ulpscope.report.counts import count_calls
-from ulpscope.report.coverage import gaps_text
-from ulpscope.report.github_summary import append_github_summary
-from ulpscope.report.html import page_data
-from ulpscope.report.json_ import write_json
-from ulpscope.report.junit import write_junit
-from ulpscope.report.table import write_csv
+from ulpscope.report.comparison.console import render_comparison
+from ulpscope.report.comparison.counts import count_calls
+from ulpscope.report.comparison.coverage import gaps_text
+from ulpscope.report.comparison.github_summary import append_github_summary
+from ulpscope.report.comparison.html import page_data
+from ulpscope.report.comparison.json_ import write_json
+from ulpscope.report.comparison.junit import write_junit
+from ulpscope.report.comparison.table import write_csv
 
 GAPS = (
     Gap(kind="rank", why="only in the reference", places=("rank 1",)),

@@ -13,7 +13,7 @@ import pytest
 from tests.report.sample import sample_comparison
 from tests.report.test_html import HOSTILE, comparison_of, one_call
 from ulpscope.model import CallRecord, Comparison, Finding, Frame
-from ulpscope.report.html import write_html
+from ulpscope.report.comparison.html import write_html
 
 pytestmark = pytest.mark.browser
 

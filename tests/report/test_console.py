@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.report.conftest import with_names
 from tests.report.sample import sample_run_info
 from ulpscope.model import Arguments, CallRecord, Comparison, Finding, LedgerEntry, Slot, TensorRecord
-from ulpscope.report.console import render_comparison, render_details, render_records, render_run
+from ulpscope.report.comparison.console import render_comparison, render_details, render_records, render_run
 from ulpscope.store import MemoryRun
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.report.sample import sample_comparison
 from ulpscope.errors import InputError
 from ulpscope.model import Finding
-from ulpscope.report.github_summary import append_github_summary
+from ulpscope.report.comparison.github_summary import append_github_summary
 
 
 def test_the_verdict_the_fault_and_the_counts(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ from ulpscope.model import (
     TensorRecord,
     Verdict,
 )
-from ulpscope.report import html
-from ulpscope.report.html import page_data, write_html
-from ulpscope.workflows.condensing import Condensed
+from ulpscope.report.comparison import html
+from ulpscope.report.comparison.html import page_data, write_html
+from ulpscope.workflows.compare.condensing import Condensed
 
 HOSTILE = (
     "<script>window.hacked = 1</script>",
@@ -277,7 +277,7 @@ def test_failed_write_leaves_the_old_report(tmp_path: Path) -> None:
 
 def test_report_is_written_without_torch(tmp_path: Path) -> None:
     script = (
-        "import sys; from ulpscope.report.html import write_html; "
+        "import sys; from ulpscope.report.comparison.html import write_html; "
         "assert not {'torch', 'numpy'} & set(sys.modules), 'a framework was imported'"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)

@@ -28,8 +28,8 @@ from ulpscope.model import (
     Undefined,
     VerdictLevel,
 )
-from ulpscope.report.json_ import dump_comparison, dump_run, write_json
-from ulpscope.report.rows import COLUMNS
+from ulpscope.report.comparison.json_ import dump_comparison, dump_run, write_json
+from ulpscope.report.comparison.rows import COLUMNS
 from ulpscope.store import MemoryRun
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
@@ -185,7 +185,7 @@ def test_a_full_disk_is_one_sentence(comparison: Comparison, tmp_path: Path, mon
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ulpscope.report.json_.dump_comparison", lambda *_, **__: refuse())
+    monkeypatch.setattr("ulpscope.report.comparison.json_.dump_comparison", lambda *_, **__: refuse())
     with pytest.raises(InputError, match=r"cannot write '.*report.json': No space left on device; choose another place"):
         write_json(comparison, tmp_path / "report.json")
     assert list(tmp_path.iterdir()) == []

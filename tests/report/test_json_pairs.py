@@ -11,10 +11,10 @@ import pytest
 
 from tests.report.test_table import with_measurement
 from ulpscope.model import Comparison, JudgedCall, JudgedSlot, Summary, Undefined
-from ulpscope.report import json_pairs
-from ulpscope.report.json_pairs import PairLines
+from ulpscope.report.comparison import json_pairs
+from ulpscope.report.comparison.json_pairs import PairLines
+from ulpscope.report.comparison.rows import COLUMNS, pair_rows
 from ulpscope.report.json_text import text
-from ulpscope.report.rows import COLUMNS, pair_rows
 
 
 def expected(comparison: Comparison) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.report.sample import sample_comparison
 from ulpscope.model import Comparison, Finding
-from ulpscope.report.junit import write_junit
+from ulpscope.report.comparison.junit import write_junit
 
 
 def suite_of(comparison: Comparison, folder: Path) -> ElementTree.Element:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ulpscope.errors import InputError
 from ulpscope.model import Arguments, Slot
-from ulpscope.report.repro import ReproCall, ReproYardstick, file_stem, readme_text, script_text
+from ulpscope.report.comparison.repro import ReproCall, ReproYardstick, file_stem, readme_text, script_text
 
 X = {"$tensor": "input.0"}
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tests.report.conftest import NASTY
 from ulpscope.errors import InputError, MissingDependencyError
 from ulpscope.model import Comparison, JudgedCall, Summary, TensorMeasurement, Undefined
-from ulpscope.report.parquet import write_parquet
-from ulpscope.report.rows import COLUMNS, pair_rows
-from ulpscope.report.table import defused, write_csv, write_xlsx
+from ulpscope.report.comparison.parquet import write_parquet
+from ulpscope.report.comparison.rows import COLUMNS, pair_rows
+from ulpscope.report.comparison.table import defused, write_csv, write_xlsx
 
 NAMES = [column.name for column in COLUMNS]
 WRITERS = [write_csv, write_xlsx, write_parquet]

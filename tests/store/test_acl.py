@@ -20,8 +20,8 @@ from tests.store.acl_writer import Described, described
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
 from ulpscope.model import DTYPES
 from ulpscope.numerics.casting import as_array, widen
-from ulpscope.store.acl import AclDump, is_acl_file, read_acl_file
-from ulpscope.store.acl_dtypes import GE_DTYPES, PROTO_DTYPES
+from ulpscope.store.acl.acl_dtypes import GE_DTYPES, PROTO_DTYPES
+from ulpscope.store.acl.file import AclDump, is_acl_file, read_acl_file
 
 NAME = "MatMul.MatMul_1.45.0.1675157077183551"
 X = np.arange(6, dtype="f4").reshape(2, 3)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.store import acl_writer as writer
 from ulpscope.errors import DamagedRunError, InputError
-from ulpscope.store.acl import AclTensor, read_acl_file
-from ulpscope.store.acl_layouts import FORMATS, PLAIN, convert, format_name
+from ulpscope.store.acl.blocked_formats import FORMATS, PLAIN, convert, format_name
+from ulpscope.store.acl.file import AclTensor, read_acl_file
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 sizes = st.integers(1, 4)

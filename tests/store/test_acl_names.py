@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ulpscope.errors import DamagedRunError, InputError
-from ulpscope.store.acl_names import AclName, match_acl_name, parse_acl_name, read_mapping
+from ulpscope.store.acl.file_names import AclName, match_acl_name, parse_acl_name, read_mapping
 
 TIME = 1675157077183551
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.store import acl_writer as writer
 from ulpscope.errors import DamagedRunError
-from ulpscope.store.acl_names import parse_acl_name
-from ulpscope.store.acl_overflow import read_overflows
+from ulpscope.store.acl.debug_files import read_overflows
+from ulpscope.store.acl.file_names import parse_acl_name
 
 TIME = 1675157077183551
 CORE = [1, 3, 45, 0, 65535, 65535, 0xAA, 0xBB, 7, 2]  # model, stream, task, task type, context, thread, pc, para, core, block

@@ -13,7 +13,7 @@ import pytest
 
 from tests.store import acl_writer as writer
 from tests.store.acl_writer import Described, described
-from ulpscope.store.acl import read_acl_file
+from ulpscope.store.acl.file import read_acl_file
 
 PEER = os.environ.get("ULPSCOPE_PEER_PYTHON", "")
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not PEER, reason="ULPSCOPE_PEER_PYTHON names no Python with mindstudio-probe")]

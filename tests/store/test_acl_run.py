@@ -18,8 +18,8 @@ from ulpscope.errors import DamagedRunError, InputError, NotARunError
 from ulpscope.model import CallRecord, Summary
 from ulpscope.numerics.casting import as_array
 from ulpscope.store import open_run
-from ulpscope.store.acl_run import open_dump, recognize
-from ulpscope.store.acl_statistics import read_statistics
+from ulpscope.store.acl.folder import open_dump, recognize
+from ulpscope.store.acl.statistics import read_statistics
 
 TIME = 1675157077183551
 PLACE = "20230131172437/1/model/5/2"

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ulpscope.errors import DamagedRunError, NotARunError
 from ulpscope.model import CallRecord, Frame, Run, Summary
 from ulpscope.store import open_run
-from ulpscope.store.checker_json import _Entry, _Leaves, _NoSense, recognize
-from ulpscope.store.foreign import Place
+from ulpscope.store.foreign.checker import _Entry, _Leaves, _NoSense, recognize
+from ulpscope.store.foreign.reader import Place
 
 
 def tensor(*shape: int, dtype: str = "float32", low: float = -1.0, high: float = 1.0, needs: bool = False) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
 from ulpscope.model import DTYPES, CallName, CallRecord, Frame, Slot
-from ulpscope.store.dump_json import open_dump, recognize
-from ulpscope.store.foreign import ForeignRun, Numbering, fingerprint, number_ranks, operation, summary
-from ulpscope.store.torch_archive import open_plain_tensor
+from ulpscope.store.foreign.msprobe import open_dump, recognize
+from ulpscope.store.foreign.reader import ForeignRun, Numbering, fingerprint, number_ranks, operation, summary
+from ulpscope.store.foreign.torch_archive import open_plain_tensor
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TENSORS_26 = GOLDEN / "msprobe-26" / "tensor-mix"
@@ -229,7 +229,7 @@ def test_processes_without_a_rank_take_the_free_ones(names: list[str], expected:
 
 def test_operators_have_the_names_of_our_own_capture() -> None:
     torch = pytest.importorskip("torch")
-    from ulpscope.capture.calls import op_name
+    from ulpscope.capture.intercept.naming import op_name
 
     class Names(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

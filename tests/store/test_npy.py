@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ulpscope.errors import DamagedRunError
-from ulpscope.store import foreign
+from ulpscope.store.foreign import reader as foreign
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i2", "i4", "i8", "c8", "c16", "b1", "i1", "u1", "u4", ">f4"])

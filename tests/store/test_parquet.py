@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from ulpscope.errors import DamagedRunError, NewerFormatError
 from ulpscope.model import Arguments, CallRecord, RunInfo, Slot, Summary, TensorRecord
-from ulpscope.store import DirectorySink, call_groups, create_run, frames, open_run, parquet
+from ulpscope.store import DirectorySink, create_run, open_run
+from ulpscope.store.native import call_groups, frames, parquet
 from ulpscope.testing.stores import call_records, example_record, looks_alike
 
 pa = pytest.importorskip("pyarrow")
@@ -364,7 +365,7 @@ def test_pandas_stays_unimported(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
-        "from ulpscope.store.parquet import write_parquet\n"
+        "from ulpscope.store.native.parquet import write_parquet\n"
         "folder = Path(sys.argv[1], 'step')\n"
         "sys.exit(0 if write_parquet(folder / 'records.msgpack', folder / 'records.parquet') else 1)\n"
     )

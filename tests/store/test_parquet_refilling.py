@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from tests.store.test_parquet import _signed, call_body, encoded, expected_rows, frame, tensor
 from ulpscope.errors import UlpscopeError
 from ulpscope.model import Arguments, CallRecord, RunInfo, Summary, TensorRecord
-from ulpscope.store import DirectorySink, create_run, frames, parquet, refilling
+from ulpscope.store import DirectorySink, create_run
+from ulpscope.store.native import frames, parquet, refilling
 from ulpscope.testing.stores import example_record, looks_alike
 
 pa = pytest.importorskip("pyarrow")

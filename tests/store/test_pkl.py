@@ -14,8 +14,8 @@ import pytest
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
 from ulpscope.model import CallRecord, Frame
-from ulpscope.store.foreign import ForeignRun
-from ulpscope.store.pkl import open_dump, recognize
+from ulpscope.store.foreign.ptdbg import open_dump, recognize
+from ulpscope.store.foreign.reader import ForeignRun
 
 FLOAT = "torch.float32"
 

@@ -7,8 +7,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from ulpscope.workflows import ahead as module
-from ulpscope.workflows.ahead import Ahead, Task
+from ulpscope.workflows.compare import ahead as module
+from ulpscope.workflows.compare.ahead import Ahead, Task
 
 
 @pytest.mark.parametrize("num_cores", [1, 2, 5])

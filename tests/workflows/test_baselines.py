@@ -11,8 +11,8 @@ from tests.match.building import noise, scale, train
 from ulpscope.errors import InputError, NothingComparableError
 from ulpscope.model import Comparison
 from ulpscope.store import MemoryRun
-from ulpscope.workflows.baselines import BaselineRun, update_baseline
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.baselines import BaselineRun, update_baseline
+from ulpscope.workflows.compare.comparing import compare_runs
 
 
 def against(run: MemoryRun, path: Path) -> Comparison:

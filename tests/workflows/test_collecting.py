@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ulpscope.workflows.collecting import rare_collections
+from ulpscope.workflows.compare.garbage import rare_collections
 
 
 @pytest.fixture(autouse=True)

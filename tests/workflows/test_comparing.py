@@ -13,7 +13,7 @@ from tests.match.building import numbered, record, scale, train
 from ulpscope.errors import InputError, NothingComparableError
 from ulpscope.model import CallRecord, LedgerEntry, TensorData
 from ulpscope.store import MemoryRun
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -14,12 +14,12 @@ import pytest
 from bench.synthetic import write_run
 
 from ulpscope.model import Comparison
-from ulpscope.report.counts import count_calls
-from ulpscope.report.json_ import write_json
-from ulpscope.report.rows import num_rows, pair_rows
-from ulpscope.report.table import write_csv
-from ulpscope.workflows import condensing
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.report.comparison.counts import count_calls
+from ulpscope.report.comparison.json_ import write_json
+from ulpscope.report.comparison.rows import num_rows, pair_rows
+from ulpscope.report.comparison.table import write_csv
+from ulpscope.workflows.compare import condensing
+from ulpscope.workflows.compare.comparing import compare_runs
 
 STEPS, A_STEP = 12, 40
 

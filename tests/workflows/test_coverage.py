@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ulpscope import Capture
 from ulpscope.cli import cli
 from ulpscope.model import Comparison
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 Body = Callable[[nn.Module, Tensor], Tensor]
 

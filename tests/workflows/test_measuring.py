@@ -11,10 +11,10 @@ import pytest
 
 from ulpscope.errors import DamagedRunError
 from ulpscope.model import CallName, CallRecord, Comparison, JudgedCall, RunInfo, Slot, TensorRecord
-from ulpscope.numerics import kept_pairs
-from ulpscope.numerics.summary import summarize
+from ulpscope.numerics.difference import kept_pairs
+from ulpscope.numerics.summary.summary import summarize
 from ulpscope.store import DirectoryRun, DirectorySink, create_run
-from ulpscope.workflows.comparing import compare_runs
+from ulpscope.workflows.compare.comparing import compare_runs
 
 BASE = 6000
 

@@ -19,9 +19,9 @@ from tests.match.building import record, scale, train
 from ulpscope.capture.selection import Selection
 from ulpscope.model import CallName, RunInfo
 from ulpscope.store import open_run
-from ulpscope.workflows.capturing import Capture
-from ulpscope.workflows.comparing import compare_runs
-from ulpscope.workflows.refining import ChosenCall, Refinement, pattern_of, refine_runs
+from ulpscope.workflows.compare.comparing import compare_runs
+from ulpscope.workflows.compare.refining import ChosenCall, Refinement, pattern_of, refine_runs
+from ulpscope.workflows.record.capturing import Capture
 
 
 class Block(nn.Module):

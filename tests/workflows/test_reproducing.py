@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.model import Comparison, SystemicPrecision
-from ulpscope.workflows import reproducing
-from ulpscope.workflows.capturing import Capture
-from ulpscope.workflows.comparing import compare_runs
-from ulpscope.workflows.reproducing import with_repro
+from ulpscope.workflows.compare import reproducing
+from ulpscope.workflows.compare.comparing import compare_runs
+from ulpscope.workflows.compare.reproducing import with_repro
+from ulpscope.workflows.record.capturing import Capture
 
 
 class Faulty(TorchDispatchMode):

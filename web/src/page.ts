@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the JSON block that report/html.py fills (its `page_data` says what stands there) into columns that are quick to walk.
+// Reads the JSON block that report/comparison/html.py fills (its `page_data` says what stands there) into columns that are quick to walk.
 
 export type Number_ = number | "inf" | "-inf" | "nan" | null;
 export type Metric = Number_ | [string];

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ulpscope.capture import active, patching
-from ulpscope.capture.modes import FunctionMode, OpMode, remove_mode
-from ulpscope.capture.modules import ModuleStack
-from ulpscope.capture.patching import Patches
+from ulpscope.capture import active
+from ulpscope.capture.intercept import patching
+from ulpscope.capture.intercept.modules import ModuleStack
+from ulpscope.capture.intercept.patching import Patches
+from ulpscope.capture.intercept.torch_modes import FunctionMode, OpMode, remove_mode
+from ulpscope.capture.record.state import OptimizerProbe
 from ulpscope.capture.safety import Safety
 from ulpscope.capture.selection import Selection
-from ulpscope.capture.state import OptimizerProbe
 from ulpscope.capture.torch_internals import FUSED_MODULES, graph_task, is_jit_tracing, keep_from_compiler, not_compiled
 from ulpscope.model import LedgerEntry, Sink
 

@@ -16,18 +16,18 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 
-from ulpscope.capture.calls import caller, higher_order_name, is_own_business, never_writes, silently_written, writes_silently
-from ulpscope.capture.collectives import overwritten_below, overwritten_values, readable_arguments, written_below, written_values
-from ulpscope.capture.compiled import COMPILED
-from ulpscope.capture.flights import is_handle
+from ulpscope.capture.intercept.collectives import overwritten_below, overwritten_values, readable_arguments, written_below, written_values
+from ulpscope.capture.intercept.naming import caller, higher_order_name, is_own_business, never_writes, silently_written, writes_silently
+from ulpscope.capture.intercept.openmp import lend_torch_threads
+from ulpscope.capture.intercept.patching import MODULE_CALL
+from ulpscope.capture.intercept.torch_modes import ApiMode, FunctionMode, OpMode, WriteGuard
 from ulpscope.capture.lifecycle import Session, has_fast_path, is_compiled
-from ulpscope.capture.modes import ApiMode, FunctionMode, OpMode, WriteGuard
-from ulpscope.capture.patching import MODULE_CALL
-from ulpscope.capture.recorder import CallRecorder, OpenCall
+from ulpscope.capture.native.compiled import COMPILED
+from ulpscope.capture.record.flights import is_handle
+from ulpscope.capture.record.recorder import CallRecorder, OpenCall
+from ulpscope.capture.record.state import BufferHunt
+from ulpscope.capture.record.tensors import Keep
 from ulpscope.capture.selection import Selection
-from ulpscope.capture.state import BufferWatch
-from ulpscope.capture.tensors import Keep
-from ulpscope.capture.threads import lend_torch_threads
 from ulpscope.capture.torch_internals import (
     asynchronous_memory,
     graph_task,
@@ -38,7 +38,7 @@ from ulpscope.capture.torch_internals import (
 )
 from ulpscope.capture.walk import Found, encode_arguments, slot_and_mark, tensors_in
 from ulpscope.model import Arguments, LedgerEntry, Level, Sink, Slot
-from ulpscope.numerics.threads import lend_threads
+from ulpscope.numerics.summary.lent_threads import lend_threads
 
 __all__ = ["CaptureLevel", "CaptureSession"]
 
@@ -85,7 +85,7 @@ class CaptureSession(Session):
             boundary=MODULE_CALL,
             is_patient=level in ("api", "both"),
         )
-        self._buffers = BufferWatch(self._modules, self._recorder.take)
+        self._buffers = BufferHunt(self._modules, self._recorder.take)
         self._write_guard: WriteGuard | None = None
         self._knows_allocations = False
         self._described: set[int] = set()

@@ -133,7 +133,7 @@ def _tell_version(context: click.Context, parameter: click.Parameter, asked: boo
 
 def _recorder_name() -> str:
     """What records, without asking for torch."""
-    built = [Path(__file__).parents[1] / "capture" / f"_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
+    built = [Path(__file__).parents[1] / "capture" / "native" / f"_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
     if os.environ.get("ULPSCOPE_NO_KERNEL") == "1" or not any(path.is_file() for path in built):
         return "recorder in Python"
     from ulpscope._native_home import expected_part, objection

@@ -25,8 +25,8 @@ def build() -> None:
     """
     torch = require("torch", extra="torch", purpose="compiling for the installed torch").__version__
     from ulpscope._native_home import expected_part
-    from ulpscope.capture import native
-    from ulpscope.capture.compiled import COMPILED
+    from ulpscope.capture.native import building as native
+    from ulpscope.capture.native.compiled import COMPILED
 
     if COMPILED is None:
         raise InputError("only the compiled recorder would use it, which is not in use here; docs/building.md says what that needs")

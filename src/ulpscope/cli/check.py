@@ -17,7 +17,7 @@ from ulpscope.cli.terminal import open_console, showing_progress
 from ulpscope.report.escaping import visible
 
 if TYPE_CHECKING:
-    from ulpscope.model.checks import Check
+    from ulpscope.model.check.checks import Check
 
 __all__ = ["check"]
 
@@ -121,7 +121,7 @@ def check(
     if resume and not quiet and not Path(words["journal"]).exists():
         click.echo(visible(f"there is no journal '{words['journal']}': the check begins anew"), err=True)
     with nullcontext() if quiet else showing_progress(f"checking on {device}" if device else "checking") as progress:
-        from ulpscope.workflows.checking import check_run
+        from ulpscope.workflows.check.checking import check_run
 
         found = check_run(run, **words, progress=progress)
     if not quiet and str(json_file) != "-":
@@ -151,14 +151,14 @@ def _check_outputs(wanted: dict[str, Path]) -> None:
 
 
 def _print(found: Check) -> None:
-    from ulpscope.report.checks_console import render_check
+    from ulpscope.report.check.console import render_check
 
     render_check(found, open_console())
 
 
 def _write(found: Check, kind: str, path: Path) -> None:
-    from ulpscope.report.checks_html import write_check_html
-    from ulpscope.report.checks_table import dump_check, write_check_csv, write_check_json, write_check_xlsx
+    from ulpscope.report.check.check_rows import dump_check, write_check_csv, write_check_json, write_check_xlsx
+    from ulpscope.report.check.page import write_check_html
 
     if kind == "json" and str(path) == "-":
         dump_check(found, sys.stdout)

@@ -43,13 +43,13 @@ def check_devices(
     Exit codes: 0 no result fails, 1 some do, 2 the question could not be answered.
     """
     from ulpscope.report.replacing import check_writable
-    from ulpscope.workflows.device_checks import compare_devices
+    from ulpscope.workflows.check.two_devices import compare_devices
 
     for path in (csv_file, json_file):
         if path is not None and str(path) != "-":
             check_writable(path)
     comparison = compare_devices(subject, reference, edition=edition)
-    from ulpscope.report.device_checks import dump_devices, render_devices, write_devices_csv, write_devices_json
+    from ulpscope.report.check.two_devices import dump_devices, render_devices, write_devices_csv, write_devices_json
 
     if not quiet and str(json_file) != "-":
         render_devices(comparison, open_console())

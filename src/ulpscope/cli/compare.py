@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ulpscope.cli.terminal import open_console, showing_progress
-from ulpscope.workflows.answering import REPLAYS, REPORTS, RULES, Question, answer
+from ulpscope.workflows.compare.driver import REPLAYS, REPORTS, RULES, Question, answer
 
 if TYPE_CHECKING:
     from ulpscope.model import Comparison
@@ -135,7 +135,7 @@ def _check_update(baseline: Path | None, reports: list[str]) -> None:
 def _update(subject: Path, baseline: Path, *, quiet: bool) -> None:
     from ulpscope.report.escaping import visible
     from ulpscope.report.replacing import check_writable
-    from ulpscope.workflows.baselines import update_baseline
+    from ulpscope.workflows.compare.baselines import update_baseline
 
     check_writable(baseline)
     change = update_baseline(subject, baseline)
@@ -153,6 +153,6 @@ def _update(subject: Path, baseline: Path, *, quiet: bool) -> None:
 
 
 def _print(comparison: Comparison) -> None:
-    from ulpscope.report.console import render_comparison
+    from ulpscope.report.comparison.console import render_comparison
 
     render_comparison(comparison, open_console())

@@ -12,7 +12,7 @@ import click
 from ulpscope.cli.terminal import open_console
 
 if TYPE_CHECKING:
-    from ulpscope.model.series import HealthComparison
+    from ulpscope.model.health import HealthComparison
 
 __all__ = ["compare_health"]
 
@@ -51,14 +51,14 @@ def compare_health(
     Exit codes: 0 the runs stay together, 1 they part, 2 the question could not be answered: unrelated runs, bad input.
     """
     from ulpscope.report.replacing import check_writable
-    from ulpscope.workflows.watching import compare_health as compared
+    from ulpscope.workflows.health_watch import compare_health as compared
 
     for path in (json_file, html_file, csv_file):
         if path is not None and str(path) != "-":
             check_writable(path)
     comparison = compared(subject, reference)
     if not quiet and str(json_file) != "-":
-        from ulpscope.report.health_console import render_health
+        from ulpscope.report.health.console import render_health
 
         render_health(comparison, open_console())
     _write(comparison, json_file, html_file, png_folder, csv_file)
@@ -69,7 +69,7 @@ def _write(
     comparison: HealthComparison, json_file: Path | None, html_file: Path | None, png_folder: Path | None, csv_file: Path | None
 ) -> None:
     if json_file is not None:
-        from ulpscope.report.health_json import dump_health, write_health_json
+        from ulpscope.report.health.health_json import dump_health, write_health_json
 
         if str(json_file) == "-":
             dump_health(comparison, sys.stdout)
@@ -77,15 +77,15 @@ def _write(
         else:
             write_health_json(comparison, json_file)
     if html_file is not None:
-        from ulpscope.report.health_page import write_health_page
+        from ulpscope.report.health.page import write_health_page
 
         write_health_page(comparison, html_file)
     if png_folder is not None:
-        from ulpscope.report.curves import write_pictures
+        from ulpscope.report.health.curves import write_pictures
 
         write_pictures(comparison, png_folder)
     if csv_file is not None:
-        from ulpscope.report.figures import similarities_of
-        from ulpscope.report.grad_probe import write_similarities
+        from ulpscope.report.health.figures import similarities_of
+        from ulpscope.report.health.grad_probe import write_similarities
 
         write_similarities(csv_file, comparison.steps, similarities_of(comparison))

@@ -114,10 +114,10 @@ def _record(command: list[str], **environment: str) -> None:
 
 
 def _compare(folder: Path) -> Comparison:
-    from ulpscope.report.console import render_comparison
-    from ulpscope.report.html import write_html
-    from ulpscope.workflows.comparing import compare_runs
-    from ulpscope.workflows.reproducing import with_repro
+    from ulpscope.report.comparison.console import render_comparison
+    from ulpscope.report.comparison.html import write_html
+    from ulpscope.workflows.compare.comparing import compare_runs
+    from ulpscope.workflows.compare.reproducing import with_repro
 
     comparison = with_repro(compare_runs(folder / "subject", folder / "reference"), folder / "report_repro", is_asked_for=False)
     render_comparison(comparison, open_console())

@@ -36,18 +36,18 @@ def nonfinite(run: Path, json_file: Path | None, html_file: Path | None, quiet: 
     with showing_progress("looking for inf and NaN") as progress:
         report = find_nonfinite(run, progress=progress)
     if json_file is not None:
-        from ulpscope.report.nonfinite import dump_nonfinite, write_nonfinite_json
+        from ulpscope.report.nonfinite.text import dump_nonfinite, write_nonfinite_json
 
         if str(json_file) == "-":
             dump_nonfinite(report, sys.stdout)
         else:
             write_nonfinite_json(report, json_file)
     if html_file is not None:
-        from ulpscope.report.nonfinite_html import write_nonfinite_html
+        from ulpscope.report.nonfinite.page import write_nonfinite_html
 
         write_nonfinite_html(report, html_file)
     if not quiet and str(json_file) != "-":
-        from ulpscope.report.nonfinite import render_nonfinite
+        from ulpscope.report.nonfinite.text import render_nonfinite
 
         render_nonfinite(report, open_console())
     sys.exit(1 if report.first else 0)

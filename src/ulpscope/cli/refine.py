@@ -12,7 +12,7 @@ import click
 from ulpscope.cli.terminal import showing_progress
 
 if TYPE_CHECKING:
-    from ulpscope.workflows.refining import Refinement
+    from ulpscope.workflows.compare.refining import Refinement
 
 __all__ = ["refine"]
 
@@ -39,7 +39,7 @@ def refine(subject: Path, reference: Path, into: Path, mapping: Path | None, qui
     Exit codes: 0 a file was written or nothing needs a closer look, 2 the question could not be answered.
     """
     from ulpscope.report.replacing import check_writable
-    from ulpscope.workflows.refining import refine_runs
+    from ulpscope.workflows.compare.refining import refine_runs
 
     check_writable(into)
     with nullcontext() if quiet else showing_progress("comparing") as progress:

@@ -125,7 +125,7 @@ def run(
     A step ends with each optimizer step. The exit code is the script's own. With --watch nonfinite nothing is recorded
     until a call makes inf or NaN, which is then named at the end.
     """
-    from ulpscope.workflows.running import check_destination, make_comparable, run_script
+    from ulpscope.workflows.record.running import check_destination, make_comparable, run_script
 
     check_destination(into)
     make_comparable(seed, deterministic=deterministic)
@@ -142,7 +142,7 @@ def run(
         from ulpscope.model import NonFinite
 
         options["watch"] = NonFinite(limit=watch_limit or None, raise_error=watch_raise, calls=True if watch_calls else None)
-    from ulpscope.workflows.capturing import Capture
+    from ulpscope.workflows.record.capturing import Capture
 
     capture = Capture.of_script(into, seed=seed, **options)
     code = run_script(script, list(arguments), capture, is_module=is_module)
@@ -155,7 +155,7 @@ def run(
 def _say_what_was_made(path: Path) -> None:
     from rich.console import Console
 
-    from ulpscope.report.nonfinite import render_nonfinite
+    from ulpscope.report.nonfinite.text import render_nonfinite
     from ulpscope.workflows.nonfinite import find_nonfinite
 
     report = find_nonfinite(path)
@@ -167,7 +167,7 @@ def _say_what_was_made(path: Path) -> None:
 @contextmanager
 def _watching(into: str, watched: list[Path | None]) -> Iterator[None]:
     """Watch the health of what trains inside, and add the folder that was written to `watched`."""
-    from ulpscope.workflows.watching import watch_script
+    from ulpscope.workflows.health_watch import watch_script
 
     with watch_script(into) as health:
         watched.append(health.path)

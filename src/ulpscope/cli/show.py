@@ -115,7 +115,7 @@ def _limit(console: Console, is_all: bool) -> int | None:
 
 
 def _show_overview(run: Run, records: Iterator[CallRecord], console: Console, *, limit: int | None) -> None:
-    from ulpscope.report.console import render_records, render_run
+    from ulpscope.report.comparison.console import render_records, render_run
 
     render_run(run, console, size_bytes=_size_on_disk(run.path))
     console.print()
@@ -125,7 +125,7 @@ def _show_overview(run: Run, records: Iterator[CallRecord], console: Console, *,
 def _show_details(
     run: Run, records: Iterator[CallRecord], console: Console, *, limit: int | None, stacks: bool, arguments: bool, slot: str | None
 ) -> None:
-    from ulpscope.report.console import render_details
+    from ulpscope.report.comparison.console import render_details
 
     num_lines = num_hidden = 0
     for record in records:
@@ -142,7 +142,7 @@ def _show_details(
 
 def _show_values(run: Run, record: CallRecord, slot: str, console: Console) -> None:
     """Print the values in one slot, shortened in the middle as NumPy does."""
-    from ulpscope.report.console import slot_label
+    from ulpscope.report.comparison.console import slot_label
 
     found = next((tensor for tensor in record.slots if slot in (str(tensor.slot), slot_label(tensor.slot))), None)
     if found is None:
@@ -168,7 +168,7 @@ def _values(data: TensorData) -> str:
 
 
 def _write_json(run: Run, records: Iterator[CallRecord], path: Path) -> None:
-    from ulpscope.report.json_ import dump_run
+    from ulpscope.report.comparison.json_ import dump_run
     from ulpscope.report.replacing import replacing
 
     if str(path) == "-":

@@ -64,7 +64,7 @@ def _follow(run: HealthRun, rank: int, console: Console, interval: float) -> Non
 
 
 def _screen(run: HealthRun, rank: int, console: Console) -> Group:
-    from ulpscope.report.health_console import draw_series
+    from ulpscope.report.health.console import draw_series
 
     width, height = (console.width, console.height) if console.is_terminal else (_WIDTH_PIPED, _HEIGHT_PIPED)
     alerts = sorted((alert for each in run.ranks() for alert in run.alerts(each)), key=lambda alert: alert.step)

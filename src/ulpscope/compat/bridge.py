@@ -20,7 +20,7 @@ _PATIENCE_S = 20.0
 
 def add_finding(subject: Run | Path, reference: Run | Path, page: Path) -> None:
     """Compare two dumps our way, print the first finding and write the page."""
-    from ulpscope.workflows.comparing import compare_runs
+    from ulpscope.workflows.compare.comparing import compare_runs
 
     try:
         tell_finding(compare_runs(subject, reference, replay_seconds=_PATIENCE_S), page)
@@ -30,7 +30,7 @@ def add_finding(subject: Run | Path, reference: Run | Path, page: Path) -> None:
 
 def tell_finding(comparison: Comparison, page: Path) -> None:
     """Write the page, and print the first finding and where the page is."""
-    from ulpscope.report.html import write_html
+    from ulpscope.report.comparison.html import write_html
 
     write_html(comparison, page)
     print(f"ulpscope: {visible(_answer(comparison))}")

@@ -22,7 +22,7 @@ from ulpscope.measure import measure_tensors
 from ulpscope.model import Comparison, TensorData, TensorMeasurement
 from ulpscope.numerics.buffers import address_of, flat_view
 from ulpscope.numerics.kernel import KERNEL, KINDS
-from ulpscope.store.foreign import open_tensor
+from ulpscope.store.foreign.reader import open_tensor
 
 __all__ = ["FilePairs", "MeasuredPair", "TensorFolder", "measure_pair", "settled"]
 

@@ -35,12 +35,12 @@ from ulpscope.measure import measure_tensors
 from ulpscope.model import CallRecord, LedgerEntry, Slot, TensorData, Undefined
 from ulpscope.numerics.casting import real_dtype, reals, widen
 from ulpscope.report.escaping import visible
-from ulpscope.store.hooks_pkl import HooksLine, HooksRun
+from ulpscope.store.foreign.npu_hooks import HooksLine, HooksRun
 
 if TYPE_CHECKING:
     import torch
 
-    from ulpscope.workflows.capturing import Capture
+    from ulpscope.workflows.record.capturing import Capture
 
 __all__ = ["compare", "install", "register_acc_cmp_hook", "seed_all", "set_dump_path"]
 
@@ -152,7 +152,7 @@ def register_acc_cmp_hook(model: torch.nn.Module) -> None:
     global _hooks
     import torch
 
-    from ulpscope.workflows.capturing import Capture
+    from ulpscope.workflows.record.capturing import Capture
 
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"register_acc_cmp_hook wants a torch.nn.Module, not {type(model).__name__}")

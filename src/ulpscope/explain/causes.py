@@ -12,28 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ulpscope.explain.arguments import explain_arguments
-from ulpscope.explain.batch import explain_batch
-from ulpscope.explain.bitwise import remark_on_bits
+from ulpscope.explain.arithmetic.bitwise import remark_on_bits
+from ulpscope.explain.arithmetic.contributing import explain_backward, explain_forward
+from ulpscope.explain.arithmetic.ending import explain_end, remark_on_end, with_ends
+from ulpscope.explain.arithmetic.forks import remark_on_amplification, remark_on_choices, remark_on_forks
+from ulpscope.explain.arithmetic.nondeterminism import remark_on_nondeterminism
+from ulpscope.explain.arithmetic.optimizer import explain_left_out, explain_optimizer
 from ulpscope.explain.circumstances import Circumstances, explain_circumstances
-from ulpscope.explain.clues import with_clues
-from ulpscope.explain.contributing import explain_backward, explain_forward
+from ulpscope.explain.clues.clue_table import with_clues
 from ulpscope.explain.contributions import left_behind, with_contributions
-from ulpscope.explain.cut import explain_cut
-from ulpscope.explain.ending import explain_end, remark_on_end, with_ends
-from ulpscope.explain.entering import explain_entering
-from ulpscope.explain.forks import remark_on_amplification, remark_on_choices, remark_on_forks
+from ulpscope.explain.entries.batch import explain_batch
+from ulpscope.explain.entries.entering import explain_entering
+from ulpscope.explain.entries.parameters import explain_parameters
+from ulpscope.explain.entries.replicas import explain_replicas
+from ulpscope.explain.entries.tied import explain_tied
 from ulpscope.explain.gaps import UNBLAMED
-from ulpscope.explain.missing import explain_missing, explain_writing
-from ulpscope.explain.nondeterminism import remark_on_nondeterminism
-from ulpscope.explain.optimizer import explain_left_out, explain_optimizer
-from ulpscope.explain.parameters import explain_parameters
-from ulpscope.explain.rearranged import explain_rearranged
-from ulpscope.explain.remarks import remark_on_arguments, remark_on_missing, remark_on_parameters, remark_on_rng
-from ulpscope.explain.replicas import explain_replicas
-from ulpscope.explain.rng import explain_rng
-from ulpscope.explain.settings import explain_optimizer_settings, explain_unexcused
-from ulpscope.explain.tied import explain_tied
+from ulpscope.explain.programs.arguments import explain_arguments
+from ulpscope.explain.programs.cut import explain_cut
+from ulpscope.explain.programs.draws import explain_rng
+from ulpscope.explain.programs.missing import explain_missing, explain_writing
+from ulpscope.explain.programs.rearranged import explain_rearranged
+from ulpscope.explain.programs.remarks import remark_on_arguments, remark_on_missing, remark_on_parameters, remark_on_rng
+from ulpscope.explain.programs.settings import explain_optimizer_settings, explain_unexcused
 from ulpscope.explain.views import StepView, first_divergence
 from ulpscope.explain.wording import count, listed
 from ulpscope.model import Finding, JudgedCall, RunInfo

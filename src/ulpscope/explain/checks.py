@@ -11,7 +11,7 @@ from math import inf
 from ulpscope._shell import as_path, command_line
 from ulpscope.explain.wording import count, listed
 from ulpscope.model import DTYPES, Finding
-from ulpscope.model.checks import CheckedCall, FamilyPrecision, num_checked
+from ulpscope.model.check.checks import CheckedCall, FamilyPrecision, num_checked
 
 __all__ = ["explain_check"]
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field
 
+from ulpscope.explain.arithmetic.precision import precision_note
 from ulpscope.explain.gaps import TOLD_GAPS
-from ulpscope.explain.precision import precision_note
 from ulpscope.explain.wording import count, listed
 from ulpscope.model import Bands, Finding, Gap, JudgedCall, LedgerEntry, SystemicPrecision
 from ulpscope.model.nouns import dataclass

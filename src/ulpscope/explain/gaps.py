@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ulpscope.explain.contributions import entered, made
 from ulpscope.model import Behind, CallRecord, Gap, JudgedCall, JudgedSlot, Phase, Side, TensorRecord, joined_gaps
-from ulpscope.model.memory import writes_in_place
+from ulpscope.model.operations.unwritten import writes_in_place
 
 __all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of", "harmless_calls"]
 

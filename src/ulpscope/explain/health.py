@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from ulpscope.model import Finding
-from ulpscope.model.series import Alert, Departure, Drift, SeriesPair
+from ulpscope.model.health import Alert, Departure, Drift, SeriesPair
 
 __all__ = ["explain_health"]
 

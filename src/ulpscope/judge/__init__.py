@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements become verdicts: by the arithmetic (`derived`) or by rules that people know from elsewhere."""
 
+from ulpscope.judge.allowance.conditioning import product_family
+from ulpscope.judge.allowance.trail import Trail
 from ulpscope.judge.bands import bands_of
 from ulpscope.judge.calls import RULES, foresee_call, judge_call, rules_named
-from ulpscope.judge.conditioning import product_family
 from ulpscope.judge.differences import argument_differences
 from ulpscope.judge.limits import with_own_limits
 from ulpscope.judge.precision import likely_format, operand_format
 from ulpscope.judge.replayed import errs, is_beyond_doubt, multiple_of, replay_limits
 from ulpscope.judge.thresholds import THRESHOLDS, Threshold, threshold
-from ulpscope.judge.trail import Trail
 
 __all__ = [
     "RULES",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from math import inf
 
-from ulpscope.judge.sizes import distance
+from ulpscope.judge.allowance.sizes import distance
 from ulpscope.model import BandKey, Bands, CallRecord, JudgedCall, JudgedSlot, Slot
 
 __all__ = ["bands_of"]

@@ -12,21 +12,21 @@ from dataclasses import replace
 from math import inf
 
 from ulpscope.errors import InputError
-from ulpscope.judge.allowances import Allowance, Rule
-from ulpscope.judge.choices import free_choice
-from ulpscope.judge.conditioning import HANDING_ON, Scale, plain_name
+from ulpscope.judge.allowance.allowances import Allowance, Rule
+from ulpscope.judge.allowance.choices import free_choice
+from ulpscope.judge.allowance.conditioning import HANDING_ON, Scale, plain_name
+from ulpscope.judge.allowance.drawing import draws_numbers, judge_draw_of
+from ulpscope.judge.allowance.entering import Entering, coarsest
+from ulpscope.judge.allowance.jumps import keeps_sum
+from ulpscope.judge.allowance.sizes import Size, distance, dtypes_of, is_equal, size_of
+from ulpscope.judge.allowance.trail import Trail, values_key
+from ulpscope.judge.allowance.zeros import has_other_zeros, tells_zeros_apart
 from ulpscope.judge.derived import derived
 from ulpscope.judge.differences import argument_differences
-from ulpscope.judge.drawing import draws_numbers, judge_draw_of
-from ulpscope.judge.entering import Entering, coarsest
-from ulpscope.judge.jumps import keeps_sum
 from ulpscope.judge.limits import with_own_limits
 from ulpscope.judge.ptdbg import ptdbg
 from ulpscope.judge.replayed import judge_replayed
-from ulpscope.judge.sizes import Size, distance, dtypes_of, is_equal, size_of
 from ulpscope.judge.thresholds import rounding_units, threshold
-from ulpscope.judge.trail import Trail, values_key
-from ulpscope.judge.zeros import has_other_zeros, tells_zeros_apart
 from ulpscope.model import (
     Behind,
     CallRecord,
@@ -40,7 +40,7 @@ from ulpscope.model import (
     SummaryMeasurement,
     Verdict,
 )
-from ulpscope.model.memory import is_overwritten, is_unwritten, is_written_over
+from ulpscope.model.operations.unwritten import is_overwritten, is_unwritten, is_written_over
 
 __all__ = ["RULES", "foresee_call", "judge_call", "rules_named"]
 

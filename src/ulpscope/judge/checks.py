@@ -15,7 +15,7 @@ from math import isfinite, sqrt
 from ulpscope.judge.replayed import errs, multiple_of, replay_limits
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import DTYPES, CallName, CallRecord, Phase, SlotReplay, TensorRecord
-from ulpscope.model.checks import CheckedCall, CheckedSlot, CheckRole, Overflow
+from ulpscope.model.check.checks import CheckedCall, CheckedSlot, CheckRole, Overflow
 
 __all__ = [
     "check_limits",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, isfinite, prod
 
-from ulpscope.judge.allowances import Allowance
-from ulpscope.judge.jumps import error_beyond_jumps
-from ulpscope.judge.sizes import is_coherent, is_equal, is_floating
+from ulpscope.judge.allowance.allowances import Allowance
+from ulpscope.judge.allowance.jumps import error_beyond_jumps
+from ulpscope.judge.allowance.sizes import is_coherent, is_equal, is_floating
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import (
     FingerprintMeasurement,
@@ -24,7 +24,7 @@ from ulpscope.model import (
     Undefined,
     Verdict,
 )
-from ulpscope.model.memory import is_unwritten
+from ulpscope.model.operations.unwritten import is_unwritten
 
 __all__ = ["derived", "verdict_without_numbers"]
 

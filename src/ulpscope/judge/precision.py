@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log, sqrt
 
-from ulpscope.judge.conditioning import COMPOSITES, CONTRACTIONS, plain_name
-from ulpscope.judge.sizes import dtypes_of, is_equal, looks_scaled
+from ulpscope.judge.allowance.conditioning import COMPOSITES, CONTRACTIONS, plain_name
+from ulpscope.judge.allowance.sizes import dtypes_of, is_equal, looks_scaled
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement, Undefined
 

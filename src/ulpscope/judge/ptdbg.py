@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ulpscope.judge.allowances import Allowance
+from ulpscope.judge.allowance.allowances import Allowance
 from ulpscope.judge.derived import verdict_without_numbers
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import Measurement, SlotPair, TensorMeasurement, Undefined, Verdict

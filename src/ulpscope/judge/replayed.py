@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from math import inf, isinf, sqrt
 
-from ulpscope.judge.allowances import Allowance
-from ulpscope.judge.sizes import distance, dtypes_of, is_equal, scale_apart
+from ulpscope.judge.allowance.allowances import Allowance
+from ulpscope.judge.allowance.sizes import distance, dtypes_of, is_equal, scale_apart
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import (
     DTYPES,

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ulpscope.model import DTYPES, DType, Metric, TensorData, Undefined
-from ulpscope.model.standards import STANDARD_METRICS, StandardLimits, StandardMeasurement
+from ulpscope.model.check.standards import STANDARD_METRICS, StandardLimits, StandardMeasurement
 from ulpscope.numerics.casting import as_bytes, real_dtype, reals, widen
 from ulpscope.numerics.narrowing import narrow, units
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from ulpscope.measure.metrics import METRICS
 from ulpscope.model import DTYPES, Metric, Summary, TensorData, TensorMeasurement, TensorRecord, Undefined
 from ulpscope.numerics.buffers import flat_view, real_dtype, value_at
-from ulpscope.numerics.difference import difference
-from ulpscope.numerics.pair_sums import BUCKETS, Difference, distance_in, quantiles
+from ulpscope.numerics.difference.difference import difference
+from ulpscope.numerics.difference.pair_sums import BUCKETS, Difference, distance_in, quantiles
 
 __all__ = ["measure_equal", "measure_sums", "measure_tensors", "with_shape"]
 

@@ -584,7 +584,7 @@ struct hole {
     int32_t to;         /* in the table */
     int32_t kind;
 };
-enum { FRAME, REAL, COUNT, TEXT, VALUES }; /* the numbers are those of Kind in store/refilling.py */
+enum { FRAME, REAL, COUNT, TEXT, VALUES }; /* the numbers are those of Kind in store/native/refilling.py */
 
 static uint32_t add_bytes(uint32_t crc, const uint8_t *p, size_t size, const uint32_t tables[8][256]) {
     for (; size >= 8; p += 8, size -= 8) {

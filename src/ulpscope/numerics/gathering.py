@@ -10,9 +10,9 @@ import ctypes
 from collections.abc import Sequence
 from math import prod
 
+from ulpscope.numerics.buffer_pool import room_for
 from ulpscope.numerics.buffers import address_of
 from ulpscope.numerics.kernel import KERNEL
-from ulpscope.numerics.rooms import room_for
 
 __all__ = ["gathered", "pieces"]
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One recorded call, run again on its own inputs: what an honest kernel would have given, and how far off it may be."""
 
-from ulpscope.replay.evaluate import backward_program, forward_program, is_random, recorded_results
-from ulpscope.replay.gauges import has_free_signs, with_signs_of
-from ulpscope.replay.operands import effective_operands
-from ulpscope.replay.optimizers import optimizer_program, stepped_parameters
+from ulpscope.replay.calls.evaluate import backward_program, forward_program, is_random, recorded_results
+from ulpscope.replay.calls.optimizers import optimizer_program, stepped_parameters
 from ulpscope.replay.program import NotReplayable, Program, Reader
-from ulpscope.replay.yardstick import Yardstick
+from ulpscope.replay.yardstick.gauges import has_free_signs, with_signs_of
+from ulpscope.replay.yardstick.operands import effective_operands
+from ulpscope.replay.yardstick.yardstick import Yardstick
 
 __all__ = [
     "NotReplayable",

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ulpscope.store.directory import DirectoryRun, DirectorySink, create_run
 from ulpscope.store.memory import MemoryRun, MemorySink
+from ulpscope.store.native.directory import DirectoryRun, DirectorySink, create_run
 from ulpscope.store.sniff import open_run
 
 if TYPE_CHECKING:

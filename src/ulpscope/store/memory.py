@@ -11,8 +11,8 @@ import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError
 from ulpscope.model import DTYPES, CallRecord, LedgerEntry, RunInfo, TensorData
-from ulpscope.store.ledger import merge_entries
-from ulpscope.store.shards import content_key, parse_content, tensor_bytes
+from ulpscope.store.native.ledger import merge_entries
+from ulpscope.store.native.shards import content_key, parse_content, tensor_bytes
 
 __all__ = ["MemoryRun", "MemorySink"]
 

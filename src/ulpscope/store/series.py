@@ -28,10 +28,10 @@ import numpy as np
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
 from ulpscope.model import FORMAT_VERSION, LedgerEntry, RunInfo
-from ulpscope.model.series import STATISTICS, Alert, HealthLayout, HealthSeries, HealthStep, HealthTarget
-from ulpscope.store.directory import DirectoryRun
-from ulpscope.store.frames import FILE_MODE, FOLDER_MODE, UNREADABLE, AppendFile, FrameReader, newer_format, read_text, write_all
-from ulpscope.store.ledger import LedgerFile
+from ulpscope.model.health import STATISTICS, Alert, HealthLayout, HealthSeries, HealthStep, HealthTarget
+from ulpscope.store.native.directory import DirectoryRun
+from ulpscope.store.native.frames import FILE_MODE, FOLDER_MODE, UNREADABLE, AppendFile, FrameReader, newer_format, read_text, write_all
+from ulpscope.store.native.ledger import LedgerFile
 
 __all__ = ["HealthRun", "SeriesSink", "open_health"]
 

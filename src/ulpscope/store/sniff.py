@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ulpscope.errors import NotARunError
 from ulpscope.model import Run
-from ulpscope.store import directory
+from ulpscope.store.native import directory
 
 __all__ = ["open_run"]
 
@@ -57,7 +57,11 @@ def _opener(path: Path) -> Callable[[Path], Run] | None:
         return None
     if path.is_dir() and directory.recognize(path):
         return directory.DirectoryRun
-    from ulpscope.store import acl_run, checker_json, dump_json, hooks_pkl, pkl
+    from ulpscope.store.acl import folder as acl_run
+    from ulpscope.store.foreign import checker as checker_json
+    from ulpscope.store.foreign import msprobe as dump_json
+    from ulpscope.store.foreign import npu_hooks as hooks_pkl
+    from ulpscope.store.foreign import ptdbg as pkl
 
     readers: tuple[tuple[Callable[[Path], bool], Callable[[Path], Run]], ...] = (
         (dump_json.recognize, dump_json.open_dump),

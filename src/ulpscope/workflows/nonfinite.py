@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ulpscope.errors import UlpscopeError
-from ulpscope.explain.near_misses import NearMisses
-from ulpscope.explain.nonfinite import Beginning, StepTrace, trace_step
-from ulpscope.explain.nonfinite_causes import sure_magnitude
-from ulpscope.explain.nonfinite_events import event_of, order_events
+from ulpscope.explain.nonfinite.events import event_of, order_events
+from ulpscope.explain.nonfinite.near_misses import NearMisses
+from ulpscope.explain.nonfinite.origins import Beginning, StepTrace, trace_step
+from ulpscope.explain.nonfinite.reasons import sure_magnitude
 from ulpscope.model import CallRecord, NonFiniteEvent, NonFiniteReport, Run, TensorData
 from ulpscope.store import open_run
 
@@ -115,7 +115,7 @@ class _Finding:
             return None
 
     def _replayed(self, beginning: Beginning) -> float | None:
-        from ulpscope.replay.magnitudes import largest_exact_gradient, largest_exact_result
+        from ulpscope.replay.calls.magnitudes import largest_exact_gradient, largest_exact_result
 
         record, slot = beginning.record, beginning.slots[0]
 

@@ -8,7 +8,7 @@ __all__ = ["GradComparator"]
 
 def __getattr__(name: str) -> Any:
     if name == "GradComparator":
-        from ulpscope.compat.msprobe.grad_compare import GradComparator
+        from ulpscope.compat.msprobe.compare.grad_compare import GradComparator
 
         return GradComparator
     raise AttributeError(f"module 'msprobe' has no attribute {name!r}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old command; see ulpscope.compat.msprobe.command."""
+"""The old command; see ulpscope.compat.msprobe.command.parser."""
 
 import sys
 
-from ulpscope.compat.msprobe.command import main
+from ulpscope.compat.msprobe.command.parser import main
 
 __all__ = ["main"]
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ulpscope.capture.patching import Patches
+from ulpscope.capture.intercept.patching import Patches
 from ulpscope.compat.checker.config import msCheckerConfig
 from ulpscope.compat.checker.writer import CheckerSink
 
 if TYPE_CHECKING:
-    from ulpscope.workflows.capturing import Capture
+    from ulpscope.workflows.record.capturing import Capture
 
 __all__ = ["follow_training", "set_dump_switch", "stop_following"]
 
@@ -70,7 +70,7 @@ def set_dump_switch(switch: str) -> None:
 
 
 def _new_capture() -> Capture:
-    from ulpscope.workflows.capturing import Capture
+    from ulpscope.workflows.record.capturing import Capture
 
     folder, real_data = Path(msCheckerConfig.dump_path), msCheckerConfig.real_data
     keep = "tensors" if real_data else "statistics"

@@ -13,10 +13,10 @@ from pathlib import Path
 from ulpscope.compat.checker.run_ut import best_device
 from ulpscope.compat.parsers import CommandParser
 from ulpscope.errors import InputError, sentence_for
-from ulpscope.model.checks import Check, CheckedCall
+from ulpscope.model.check.checks import Check, CheckedCall
 from ulpscope.report.escaping import visible
-from ulpscope.workflows.check_details import recorded_key
-from ulpscope.workflows.checking import check_run
+from ulpscope.workflows.check.checking import check_run
+from ulpscope.workflows.check.old_tables import recorded_key
 
 __all__ = ["main", "overflow_line", "tell_counts"]
 

@@ -22,10 +22,10 @@ from ulpscope.compat.checker.tables import finished_apis, write_details, write_r
 from ulpscope.compat.parsers import CommandParser
 from ulpscope.errors import InputError, sentence_for
 from ulpscope.model import TensorData
-from ulpscope.model.checks import Check
+from ulpscope.model.check.checks import Check
 from ulpscope.report.escaping import visible
-from ulpscope.workflows.check_details import details_of, outcomes_of, own_name, saved_failures
-from ulpscope.workflows.checking import check_run
+from ulpscope.workflows.check.checking import check_run
+from ulpscope.workflows.check.old_tables import details_of, outcomes_of, own_name, saved_failures
 
 __all__ = ["best_device", "main", "print_progress", "print_tables", "save_error_data"]
 

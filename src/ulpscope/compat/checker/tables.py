@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ulpscope.compat.sheets import read_csv
-from ulpscope.model.check_details import CheckDetail, CheckOutcome
-from ulpscope.model.checks import CheckStatus
-from ulpscope.workflows.check_details import STATUS_WORDS
+from ulpscope.model.check.check_details import CheckDetail, CheckOutcome
+from ulpscope.model.check.checks import CheckStatus
+from ulpscope.workflows.check.old_tables import STATUS_WORDS
 
 __all__ = ["DETAIL_COLUMNS", "RESULT_COLUMNS", "finished_apis", "write_details", "write_results"]
 

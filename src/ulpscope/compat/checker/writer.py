@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.arguments import with_positions
 from ulpscope.compat.checker.describing import Described, frame_text
 from ulpscope.compat.json_files import GrowingJson
+from ulpscope.compat.positions import with_positions
 from ulpscope.compat.pt_files import save_pt
 from ulpscope.compat.tensor_files import TensorFiles
 from ulpscope.model import Arguments, CallRecord, LedgerEntry

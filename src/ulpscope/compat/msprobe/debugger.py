@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ulpscope.capture.patching import Patches
-from ulpscope.compat.msprobe import custom_apis
+from ulpscope.capture.intercept.patching import Patches
 from ulpscope.compat.msprobe.config import DebuggerConfig, read_config
-from ulpscope.compat.msprobe.exceptions import MsprobeException
+from ulpscope.compat.msprobe.dump import custom_apis
+from ulpscope.compat.msprobe.dump.exceptions import MsprobeException
+from ulpscope.compat.msprobe.dump.tasks import Place, Task
+from ulpscope.compat.msprobe.dump.writer import Layout
 from ulpscope.compat.msprobe.task_table import begin_task
-from ulpscope.compat.msprobe.tasks import Place, Task
-from ulpscope.compat.msprobe.writer import Layout
 from ulpscope.compat.seeding import seed_all
 from ulpscope.errors import InputError
 from ulpscope.report.escaping import visible
@@ -147,7 +147,7 @@ class PrecisionDebugger:
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
         """Keep a value of the script (level "debug"): tensors, numbers, texts, and lists, tuples and dicts of them."""
-        from ulpscope.compat.msprobe.saving import SavingTask
+        from ulpscope.compat.msprobe.dump.saving import SavingTask
 
         debugger = cls._existing()
         if debugger._config.level != "debug":

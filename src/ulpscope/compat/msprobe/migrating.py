@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ulpscope._shell import as_path, command_line
 from ulpscope.compat.msprobe.config import DebuggerConfig
-from ulpscope.store.foreign import operation
+from ulpscope.store.foreign.reader import operation
 
 __all__ = ["Migration", "migrate", "our_pattern"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ulpscope.compat.msprobe.config import DebuggerConfig
-from ulpscope.compat.msprobe.tasks import Place, Task
+from ulpscope.compat.msprobe.dump.tasks import Place, Task
 from ulpscope.errors import InputError
 
 __all__ = ["begin_task"]
@@ -20,23 +20,23 @@ def begin_task(config: DebuggerConfig, model: Any, place: Place, iteration: int)
             "take level L1 for what each call of torch was given and returned"
         )
     if config.level == "debug":
-        from ulpscope.compat.msprobe.saving import SavingTask
+        from ulpscope.compat.msprobe.dump.saving import SavingTask
 
         return SavingTask(config, place, iteration)
     if config.task in ("overflow_check", "nan_check"):
-        from ulpscope.compat.msprobe.overflow import OverflowTask
+        from ulpscope.compat.msprobe.dump.overflow import OverflowTask
 
         return OverflowTask(config, model, place, iteration)
     if config.task == "grad_probe":
-        from ulpscope.compat.msprobe.gradients import GradientTask
+        from ulpscope.compat.msprobe.dump.gradient_task import GradientTask
 
         return GradientTask(config, model)
     if config.task == "free_benchmark":
-        from ulpscope.compat.msprobe.free_benchmark import FreeBenchmarkTask
+        from ulpscope.compat.msprobe.free_benchmark.task import FreeBenchmarkTask
 
         return FreeBenchmarkTask(config, iteration)
     if config.task in ("exception_dump", "diff_check"):
         raise InputError(f"the task {config.task!r} is not there; take statistics, tensor, structure, overflow_check or free_benchmark")
-    from ulpscope.compat.msprobe.dumping import DumpTask
+    from ulpscope.compat.msprobe.dump.dumping import DumpTask
 
     return DumpTask(config, model, place, iteration)

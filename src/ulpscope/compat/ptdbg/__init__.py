@@ -29,22 +29,22 @@ __all__ = [
 
 _READING = {
     "CompareException": "ulpscope.compat.ptdbg.exceptions",
-    "compare": "ulpscope.compat.ptdbg.comparing",
-    "compare_distributed": "ulpscope.compat.ptdbg.distributed",
-    "parse": "ulpscope.compat.ptdbg.parsing",
+    "compare": "ulpscope.compat.ptdbg.compare.comparing",
+    "compare_distributed": "ulpscope.compat.ptdbg.compare.distributed",
+    "parse": "ulpscope.compat.ptdbg.compare.parsing",
 }
 _DUMPING = {
-    "PrecisionDebugger": "ulpscope.compat.ptdbg.debugger",
-    "acc_cmp_dump": "ulpscope.compat.ptdbg.functions",
-    "module_dump": "ulpscope.compat.ptdbg.module_units",
-    "module_dump_end": "ulpscope.compat.ptdbg.module_units",
-    "overflow_check": "ulpscope.compat.ptdbg.functions",
-    "register_hook": "ulpscope.compat.ptdbg.functions",
+    "PrecisionDebugger": "ulpscope.compat.ptdbg.dump.debugger",
+    "acc_cmp_dump": "ulpscope.compat.ptdbg.dump.functions",
+    "module_dump": "ulpscope.compat.ptdbg.dump.module_units",
+    "module_dump_end": "ulpscope.compat.ptdbg.dump.module_units",
+    "overflow_check": "ulpscope.compat.ptdbg.dump.functions",
+    "register_hook": "ulpscope.compat.ptdbg.dump.functions",
     "seed_all": "ulpscope.compat.seeding",
-    "set_backward_input": "ulpscope.compat.ptdbg.functions",
-    "set_dump_path": "ulpscope.compat.ptdbg.functions",
-    "set_dump_switch": "ulpscope.compat.ptdbg.functions",
-    "set_overflow_check_switch": "ulpscope.compat.ptdbg.functions",
+    "set_backward_input": "ulpscope.compat.ptdbg.dump.functions",
+    "set_dump_path": "ulpscope.compat.ptdbg.dump.functions",
+    "set_dump_switch": "ulpscope.compat.ptdbg.dump.functions",
+    "set_overflow_check_switch": "ulpscope.compat.ptdbg.dump.functions",
 }
 
 

@@ -7,7 +7,7 @@ dumping function of ptdbg_ascend is imported until the process ends or `restore_
 
 from __future__ import annotations
 
-from ulpscope.capture.patching import Patches
+from ulpscope.capture.intercept.patching import Patches
 
 __all__ = ["restore_dropout", "switch_off_dropout"]
 

@@ -21,12 +21,12 @@ from ulpscope.compat.bridge import tell_finding
 from ulpscope.compat.ptdbg.shell.programs import hand_over
 from ulpscope.errors import InputError
 from ulpscope.model import Comparison, JudgedCall, JudgedSlot, NotMeasured, TensorMeasurement, Undefined
+from ulpscope.report.comparison.table import defused
 from ulpscope.report.escaping import visible
 from ulpscope.report.replacing import replacing
-from ulpscope.report.table import defused
-from ulpscope.store.acl import AclTensor, read_acl_file
-from ulpscope.store.acl_names import match_acl_name
-from ulpscope.store.acl_run import AclFile, AclRun, acl_files, open_dump
+from ulpscope.store.acl.file import AclTensor, read_acl_file
+from ulpscope.store.acl.file_names import match_acl_name
+from ulpscope.store.acl.folder import AclFile, AclRun, acl_files, open_dump
 
 __all__ = ["compare_acl", "convert_acl"]
 
@@ -50,7 +50,7 @@ def compare_acl(my_dump: Path, golden: Path, output: Path | None, msaccucmp: Pat
         hand_over(msaccucmp, ["compare", "-m", my_dump, "-g", golden, "-out", folder])
         print("[INFO] Compare finished!!")
         return
-    from ulpscope.workflows.comparing import compare_runs
+    from ulpscope.workflows.compare.comparing import compare_runs
 
     comparison = compare_runs(_opened(my_dump), _opened(golden), replay="none")
     table = _fresh(folder, "result", ".csv")

@@ -23,7 +23,7 @@ from ulpscope.compat.ptdbg.shell.programs import matching_paths
 from ulpscope.errors import InputError
 from ulpscope.numerics.casting import as_array
 from ulpscope.report.escaping import visible
-from ulpscope.store.foreign import open_tensor
+from ulpscope.store.foreign.reader import open_tensor
 
 __all__ = ["compare_arrays", "show_array"]
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from ulpscope.compat.ptdbg.parsing import parsed_lines
+from ulpscope.compat.ptdbg.compare.parsing import parsed_lines
 from ulpscope.compat.ptdbg.shell.acl_dumps import compare_acl, convert_acl
 from ulpscope.compat.ptdbg.shell.arguments import PARSERS, ShellParser, UsageError
 from ulpscope.compat.ptdbg.shell.arrays import compare_arrays, show_array

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which module of the model is running: paths by identity, a stack for each thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import lru_cache
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ulpscope.capture.native.compiled import COMPILED
+
+__all__ = ["ModuleStack", "RunningModule", "clean_path"]
+
+# Segments that wrappers add to names; without them a wrapped model compares with a bare one.
+_WRAPPER_SEGMENTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+_WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
+
+_MOST_RECENT = 65_536
+
+
+class RunningModule:
+    """A module that is running, its path, and what `StackReader` remembers of where it was called."""
+
+    __slots__ = ("called_from", "inside", "module", "path", "stack")
+
+    def __init__(self, module: torch.nn.Module, path: str) -> None:
+        self.module = module
+        self.path = path
+        self.stack: Any = None
+        self.called_from: tuple[int, int] | None = None
+        self.inside = 0
+
+    def runs(self, code: CodeType) -> bool:
+        """Whether this is the code of its forward."""
+        return getattr(type(self.module).forward, "__code__", None) is code
+
+
+if COMPILED is not None and not TYPE_CHECKING:
+    RunningModule = COMPILED.RunningModule
+
+
+class ModuleStack:
+    """Paths of modules, named from the model given or from the outermost module called."""
+
+    def __init__(self, models: list[torch.nn.Module]) -> None:
+        self._paths: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._recent: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}  # by identity: a weak dictionary is slow to ask
+        self._roots: list[str] = []
+        self._root_modules: list[weakref.ref[torch.nn.Module]] = []
+        self._local = threading.local()
+        for model in models:
+            self._name_all(model)
+
+    @property
+    def current(self) -> str:
+        """The path of the innermost running module of this thread."""
+        stack = self.all_running()
+        return stack[-1].path if stack else ""
+
+    @property
+    def running(self) -> torch.nn.Module | None:
+        stack = self.all_running()
+        return stack[-1].module if stack else None
+
+    def roots(self) -> list[torch.nn.Module]:
+        """The models whose modules have names, oldest first."""
+        return [root for reference in self._root_modules if (root := reference()) is not None]
+
+    def is_empty(self) -> bool:
+        return not self.all_running()
+
+    def enter(self, module: torch.nn.Module) -> str:
+        recent = self._recent.get(id(module))
+        if recent is not None and recent[0]() is module:
+            path = recent[1]
+        else:
+            path = self._path(module)
+            if len(self._recent) >= _MOST_RECENT:
+                self._recent.clear()
+            self._recent[id(module)] = (weakref.ref(module), path)
+        self.all_running().append(RunningModule(module, path))
+        return path
+
+    def leave(self, module: torch.nn.Module) -> None:
+        stack = self.all_running()
+        while stack:
+            if stack.pop().module is module:
+                return
+
+    def named_parameters(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._named(module, module.named_parameters())
+
+    def named_buffers(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._named(module, module.named_buffers())
+
+    def _named(self, module: torch.nn.Module, items: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        prefix = self._paths.get(module, "")
+        for name, tensor in items:
+            path = clean_path(name, inside_wrapper=isinstance(module, _WRAPPERS))
+            yield (f"{prefix}.{path}" if prefix else path), tensor
+
+    def all_running(self) -> list[RunningModule]:
+        """The modules that run on this thread, the innermost last."""
+        try:
+            return self._local.stack  # type: ignore[no-any-return]
+        except AttributeError:
+            self._local.stack = []
+            return self._local.stack  # type: ignore[no-any-return]
+
+    def _path(self, module: torch.nn.Module) -> str:
+        path = self._paths.get(module)
+        if path is not None:
+            return path
+        stack = self.all_running()
+        if stack:
+            path = self._paths[module] = f"{stack[-1].path}.{type(module).__name__}".lstrip(".")
+            return path
+        self._name_all(module)
+        return self._paths[module]
+
+    def _name_all(self, root: torch.nn.Module) -> None:
+        """Name a root's modules; the first root has the empty path, later ones the name of their class."""
+        prefix = ""
+        if self._roots:
+            name = type(root).__name__
+            count = sum(known.partition("#")[0] == name for known in self._roots)
+            prefix = f"{name}#{count + 1}" if count else name
+        self._roots.append(prefix)
+        self._root_modules.append(weakref.ref(root))
+        for name, module in root.named_modules():
+            path = clean_path(name, inside_wrapper=isinstance(root, _WRAPPERS))
+            self._paths.setdefault(module, ".".join(filter(None, (prefix, path))))
+
+
+@lru_cache(maxsize=65_536)
+def clean_path(name: str, *, inside_wrapper: bool = False) -> str:
+    """A module's path without what wrappers put into it.
+
+    >>> clean_path("layers.0._orig_mod.fc")
+    'layers.0.fc'
+    """
+    if inside_wrapper:
+        name = "" if name == "module" else name.removeprefix("module.")
+    return ".".join(part for part in name.split(".") if part not in _WRAPPER_SEGMENTS)

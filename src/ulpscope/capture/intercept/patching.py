@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only file that stands in the way of torch's own functions; it puts back the very object it found.
+
+A function that is written in Python stays the object that it is, and we stand around it (`stand_ins`): whoever compares, inspects, wraps or
+pickles it, by whatever name, finds nothing changed. What has no code of Python, or is wanted under one name only, is replaced as an
+attribute. Each is for something that neither a mode nor a public hook can see:
+
+- `nn.Module.__call__`: which module runs, with its keyword arguments, also when forward raises;
+- `autograd.Function._register_hook`, where the hot path is compiled: a step registers hundreds of hooks, and ours need no handle;
+- `autograd.Function.apply`: modes see only the calls inside a Function, not the Function;
+- `HigherOrderOperator.__call__`: `torch.cond`, `flex_attention` and their kin are compiled even in eager mode, and no function mode sees
+  what runs in a compiled region;
+- `torch.autograd._engine_run_backward`: modes are off inside their own handler, and `Tensor.backward` is such a handler, so recomputed
+  forwards would be missed; it also tells when a backward pass is over;
+- the collectives of `torch.distributed`, plain Python functions that no mode sees, what waits for them, and how a pipeline finds out
+  its shapes. torch compares such functions by identity (`P2POp(isend, ...)`), and programs import them by name: so each stays the
+  object that it is, wherever it was imported, and only its code is exchanged (`stand_in`);
+- what waits for a handle of a collective (`Work.wait`): until then nobody may read what the collective writes to;
+- `GradScaler.step`: a step that the scaler skips never reaches the optimizer's hooks;
+- the operators of `Tensor` (`__add__` ...), only where asked: a mode reports `a + b` and `a.add(b)` alike, and older tools tell them apart;
+- functions of a vendor's package, only where asked: written in Python, they are seen by no mode as the one call that they are;
+- `DataLoader` batches, only where asked: an older tool takes each for the beginning of a step;
+- `functional.dropout`, `dropout2d` and `dropout3d`, only where asked: an older tool promises to switch dropout off.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from ulpscope.capture.intercept.collectives import ASYNCHRONOUS_MODULE, collective_functions
+from ulpscope.capture.intercept.depth import Depth
+from ulpscope.capture.intercept.stand_ins import leave, stand_around, stand_in_code
+from ulpscope.capture.torch_internals import COMPILER, is_tracing_program, keep_from_compiler
+
+__all__ = ["MODULE_CALL", "Patches"]
+
+_INHERITED = object()
+
+_OPERATORS = (
+    *(f"__{name}__" for name in "neg pos abs invert eq ne lt le gt ge getitem setitem".split()),
+    *(
+        f"__{way}{name}__"
+        for way in ("", "r", "i")
+        for name in "add sub mul div truediv floordiv mod pow matmul and or xor lshift rshift".split()
+    ),
+)
+
+_WAITING = ("wait", "synchronize", "block_current_stream", "value", "is_completed", "done", "get_future")
+"""What a program asks of a handle; `is_completed` and `done` only answer, and `get_future` hands the waiting to somebody else."""
+
+_PIPELINE = "torch.distributed.pipelining.stage"
+_SHARDED = "torch.distributed.fsdp._fully_shard._fsdp_param"
+_PREPARATIONS = ("_prepare_forward_infra", "_prepare_backward_infra")
+_LATE = (ASYNCHRONOUS_MODULE, "torch.distributed.nn.functional")
+"""What is imported only where there is a group of processes."""
+
+
+class Patches:
+    """A set of replaced attributes that is undone as a whole, last first."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._stood_around: dict[FunctionType, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+        self._handles: set[type] = set()
+        self._depths: list[Depth] = []
+
+    def module_calls(self, around: Callable[..., Any]) -> None:
+        """`around(original, module, args, kwargs)` stands for every call of a module."""
+        depth = Depth()
+        self._depths.append(depth)
+        depth.begin()
+        self.stand_in(torch.nn.Module.__call__, lambda original: _module_call(original, around, depth))
+
+    def functions(self, around: Callable[..., Any]) -> None:
+        """`around(apply, cls, args, kwargs)` stands for every `Function.apply`."""
+
+        def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
+            def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling():
+                    return original(cls, *args, **kwargs)
+                return around(MethodType(original, cls), cls, args, kwargs)
+
+            return apply
+
+        self.stand_in(torch.autograd.Function.__dict__["apply"].__func__, standing_for)
+
+    def higher_order_operators(self, around: Callable[..., Any]) -> None:
+        """`around(original, operator, args, kwargs)` stands for every call of a higher-order operator, also for those it is made of."""
+        function: Any = torch._ops.HigherOrderOperator.__call__
+
+        def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag"):
+                    return original(self, *args, **kwargs)
+                return around(original, self, args, kwargs)
+
+            return call
+
+        keep_from_compiler(standing_for.__code__)
+        keep_from_compiler(stand_in_code(function))
+        self.stand_in(function, standing_for)
+
+    def hook_registration(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """`around(original)` stands for what torch calls to register a hook on a node of the graph."""
+        self._replace(torch.autograd.Function, "_register_hook", around(torch.autograd.Function._register_hook))
+
+    def backward_passes(self, around: Callable[..., Any]) -> None:
+        """`around(original, args, kwargs)` stands for every pass of the autograd engine that Python starts."""
+
+        def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling():
+                    return original(*args, **kwargs)
+                return around(original, args, kwargs)
+
+            return run
+
+        self.stand_in(vars(torch.autograd)["_engine_run_backward"], standing_for)
+
+    def collectives(self, around: Callable[..., Any], around_wait: Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]) -> None:
+        """`around(name, original, args, kwargs)` stands for every collective of torch.distributed.
+
+        `around_wait(name, original, args)` stands for waiting for memory (`wait_tensor`), and for what a coalescing manager is given
+        to wait for (`append`).
+        """
+        if not torch.distributed.is_available():
+            return
+        from torch.distributed import distributed_c10d
+
+        if torch.distributed.is_initialized():
+            for module in _LATE:
+                importlib.import_module(module)
+        for name, function in collective_functions().items():
+            self.stand_in(function, functools.partial(_outermost, name, around=around))
+        waits = [(sys.modules.get(ASYNCHRONOUS_MODULE), "wait_tensor"), (distributed_c10d._CoalescingManager, "append")]
+        for owner, name in waits:
+            wait = vars(owner).get(name) if owner is not None else None
+            if isinstance(wait, FunctionType):
+                self.stand_in(wait, functools.partial(_waiting, name, around=around_wait))
+        again = functools.partial(self.collectives, around, around_wait)
+        self.stand_in(torch.distributed.init_process_group, functools.partial(_beginning, again=again))
+
+    def handles(self, kind: type, around: Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]) -> None:
+        """`around(name, original, args)` stands for everything by which a program waits for a handle of this kind, the first argument."""
+        if kind in self._handles:
+            return
+        self._handles.add(kind)
+        for name in _WAITING:
+            owner = next((ancestor for ancestor in kind.__mro__ if name in vars(ancestor)), None)
+            method = None if owner is None else vars(owner)[name]
+            if isinstance(method, FunctionType):
+                self.stand_in(method, functools.partial(_waiting, name, around=around))
+            elif owner is not None and not any(replaced[:2] == (owner, name) for replaced in self._replaced):
+                self._replace(owner, name, _waiting(name, getattr(owner, name), around))
+
+    def pipelines(self, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> bool:
+        """`around(original, args, kwargs)` stands for what a pipeline does once to find out its shapes; True when that is in place."""
+        module = sys.modules.get(_PIPELINE)
+        for stage in ("_PipelineStage", "PipelineStage"):
+            for name in _PREPARATIONS:
+                method = vars(getattr(module, stage, object)).get(name)
+                if isinstance(method, FunctionType):
+                    self.stand_in(method, lambda original: lambda *args, **kwargs: around(original, args, kwargs))
+        return module is not None
+
+    def allocations(self, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> bool:
+        """`around(original, args, kwargs)` stands for giving new memory to a tensor, as FSDP does; True when that is in place."""
+        module = sys.modules.get(_SHARDED)
+        function = vars(module).get("alloc_storage") if module is not None else None
+        if isinstance(function, FunctionType):
+            self.stand_in(function, lambda original: lambda *args, **kwargs: around(original, args, kwargs))
+        return module is not None
+
+    def stand_in(self, function: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Have `make(original)` called whenever this function is, whoever holds it; the function stays the same object."""
+        if function not in self._stood_around:
+            stand_around(function, make)
+            self._stood_around[function] = make
+
+    def scaler_steps(self, around: Callable[..., Any]) -> None:
+        """`around(original, scaler, optimizer, args, kwargs)` stands for every `GradScaler.step`."""
+
+        def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
+            def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                return around(original, self, optimizer, args, kwargs)
+
+            return step
+
+        self.stand_in(torch.amp.GradScaler.step, standing_for)
+
+    def operators(self, around: Callable[..., Any]) -> None:
+        """`around(name, original, args)` stands for every operator of a tensor, by the name that Python has for it."""
+        for name in _OPERATORS:
+            original = getattr(torch.Tensor, name, None)
+            if original is not None:
+                self._replace(torch.Tensor, name, _operator(name, original, around))
+
+    def single_functions(self, functions: Sequence[tuple[Any, str, str]], around: Callable[..., Any]) -> None:
+        """`around(op, original, args, kwargs)` stands for every call of these functions, given as owner, attribute and name of the call."""
+        for owner, attribute, op in functions:
+            function = getattr(owner, attribute)
+            if isinstance(function, FunctionType):
+                self.stand_in(function, functools.partial(_collective, op, around=around))
+            else:
+                self._replace(owner, attribute, _collective(op, function, around))
+
+    def batches(self, around: Callable[..., Any]) -> None:
+        """`around(next_batch)` stands for every batch that an iterator over a DataLoader gives."""
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
+            def fetch(self: Any) -> Any:
+                return around(functools.partial(original, self))
+
+            return fetch
+
+        self.stand_in(_BaseDataLoaderIter.__next__, standing_for)
+
+    def no_dropout(self) -> None:
+        """Let the functions that every dropout module calls drop nothing; they are still called, and seen."""
+        for name in ("dropout", "dropout2d", "dropout3d"):
+            self.stand_in(getattr(torch.nn.functional, name), _without_dropping)
+
+    def undo(self) -> None:
+        """Leave every function, and put every attribute back; what was inherited is inherited again."""
+        while self._stood_around:
+            leave(*self._stood_around.popitem())
+        self._handles.clear()
+        while self._depths:
+            self._depths.pop().end()
+        while self._replaced:
+            owner, name, original = self._replaced.pop()
+            if original is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        self._replaced.append((owner, name, owner.__dict__.get(name, _INHERITED)))
+        setattr(owner, name, replacement)
+
+
+def _module_call(original: Callable[..., Any], around: Callable[..., Any], depth: Depth) -> Callable[..., Any]:
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # The compiler follows this function, and nothing below it.
+        if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag") or is_tracing_program():
+            return original(self, *args, **kwargs)
+        entered = depth.enter()
+        try:
+            return around(original, self, args, kwargs)
+        finally:
+            depth.leave(entered)
+
+    return call
+
+
+MODULE_CALL = stand_in_code(torch.nn.Module.__call__)  # type: ignore[arg-type]
+"""The code that runs for the call of every module."""
+
+
+def _beginning(original: Callable[..., Any], again: Callable[[], None]) -> Callable[..., Any]:
+    def begin(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        again()
+        return result
+
+    return begin
+
+
+def _waiting(
+    name: str, original: Callable[..., Any], around: Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        return around(name, functools.partial(original, **kwargs) if kwargs else original, args)
+
+    return call
+
+
+def _collective(name: str, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        return around(name, original, args, kwargs)
+
+    return call
+
+
+def _outermost(name: str, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a function that torch hands to function modes, which call it again."""
+
+    running = threading.local()
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or getattr(running, "is_inside", False):
+            return original(*args, **kwargs)
+        running.is_inside = True
+        try:
+            return around(name, original, args, kwargs)
+        finally:
+            running.is_inside = False
+
+    return call
+
+
+def _without_dropping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def drop_nothing(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return original(input, 0.0, training, inplace)
+
+    return drop_nothing
+
+
+def _operator(name: str, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args)
+        return around(name, original, args)
+
+    return call

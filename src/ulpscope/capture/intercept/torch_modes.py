@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modes through which calls are seen: Python-level calls (`api`) and aten operations (`op`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from ulpscope.capture.device.queue import Devices
+from ulpscope.capture.intercept.naming import caller, higher_order_name, lends_memory, never_writes, op_name, written_arguments
+from ulpscope.capture.native.compiled import COMPILED
+from ulpscope.capture.torch_internals import COMPILER
+from ulpscope.model import Level
+
+__all__ = ["ApiMode", "FunctionMode", "OpMode", "WriteGuard", "remove_mode"]
+
+_COMMUNICATION = ("c10d", "_c10d_functional")
+"""Operations that return before what they write to is there."""
+
+
+class _Recorder(Protocol):
+    def open_call(
+        self,
+        op: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        level: Level = ...,
+        frame: FrameType | None = ...,
+        written: frozenset[int | str] = ...,
+    ) -> Any: ...
+
+    def close_call(self, opened: Any, result: Any) -> None: ...
+
+    def expect_below(self, opened: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def launch_below(self, op: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None: ...
+
+    def lend_memory(self, args: tuple[Any, ...]) -> None: ...
+
+    def run_whole(
+        self, op: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, level: Level = ...
+    ) -> Any: ...
+
+
+class FunctionMode(TorchFunctionMode):
+    """A mode that can be taken off and entered at any time, and always comes to the place on the stack where it was made.
+
+    Above a mode of the user's that was entered later, it would be what leaving that mode takes off.
+    """
+
+    def __init__(self, handler: _Handler | _Announcer) -> None:
+        super().__init__()
+        self._place = len(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+        self._handler = handler
+        self._call = handler.call
+
+    def __enter__(self) -> FunctionMode:
+        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        _insert(self, stack[self._place :])
+        return self
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it handles a call: then it is off the stack, and torch puts it back."""
+        return self._handler.depth > 0
+
+    def is_on(self) -> bool:
+        return any(mode is self for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+    def is_on_top(self) -> bool:
+        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        return bool(stack) and stack[-1] is self
+
+
+class _Handler:
+    """What is done with a call; `depth` tells how many are under way."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self._recorder = recorder
+        self.depth = 0
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.depth += 1
+        try:
+            op = op_name(func)
+            opened = self._recorder.open_call(op, args, kwargs, frame=caller(2)) if op is not None else None
+            if op is None and lends_memory(func):
+                self._recorder.lend_memory(args)
+            result = func(*args, **kwargs)
+            if opened is not None:
+                self._recorder.close_call(opened, result)
+            return result
+        finally:
+            self.depth -= 1
+
+
+class _Announcer:
+    """What is done with a call where only those that write are of interest, while `devices` wait to read."""
+
+    def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None], devices: Devices) -> None:
+        self._announce = announce
+        self._devices = devices
+        self.depth = 0
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.depth += 1
+        try:
+            if self._devices.num_pending:
+                op = op_name(func)
+                if op is not None and (kwargs or not never_writes(op)):
+                    self._announce(op, args, kwargs)
+            return func(*args, **kwargs)
+        finally:
+            self.depth -= 1
+
+
+if COMPILED is not None and not TYPE_CHECKING:
+    _Handler, _Announcer = COMPILED.Handler, COMPILED.Announcer
+
+
+class ApiMode(FunctionMode):
+    """Sees the outermost Python-level torch calls: it is off inside its own handler, so inner calls stay inside."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__(_Handler(recorder))
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        # The compiler follows this function, and nothing below it.
+        if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag"):
+            return func(*args, **(kwargs or {}))
+        return self._call(func, args, kwargs or {})
+
+
+class WriteGuard(FunctionMode):
+    """Announces Python-level torch calls before they run, while `devices` wait to read what a call may write to, and records none."""
+
+    def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None], devices: Devices) -> None:
+        super().__init__(_Announcer(announce, devices))
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag"):
+            return func(*args, **(kwargs or {}))
+        return self._call(func, args, kwargs or {})
+
+
+class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every aten operation, forward and backward; a higher-order operator, which holds a part of the user's program, is one."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell torch.compile to compile as if this mode were not there: otherwise it gives up, and the program computes otherwise."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch.compile not to stop at this mode: what the user compiles inside an operation of theirs stays compiled."""
+        return False
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    def is_on(self) -> bool:
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, op = kwargs or {}, str(func)
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._recorder.run_whole(higher_order_name(func), func, args, kwargs, level="op")
+        opened = self._recorder.open_call(op, args, kwargs, level="op", written=written_arguments(func))
+        if opened is not None and op.startswith("c10d."):
+            self._recorder.expect_below(opened, func, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():  # below autograd, where a subclass of the user's sees nothing without us either
+            result = func(*args, **kwargs)
+        if op.startswith(_COMMUNICATION):
+            self._recorder.launch_below(op, func, args, kwargs, result)
+        if opened is not None:
+            self._recorder.close_call(opened, result)
+        return result
+
+
+def remove_mode(mode: FunctionMode | OpMode) -> bool:
+    """Take a mode off the stack of this thread wherever it stands; modes that the user entered later stay in their order."""
+    if isinstance(mode, FunctionMode):
+        return _remove(mode)
+    stack = _get_current_dispatch_mode_stack()
+    if not any(entered is mode for entered in stack):
+        return False
+    above = []
+    while stack[-1] is not mode:
+        above.append(stack.pop())
+        above[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    for entered in reversed(above):
+        entered.__enter__()  # type: ignore[no-untyped-call]
+    return True
+
+
+def _insert(mode: TorchFunctionMode, above: list[Any]) -> None:
+    """Put a mode on the stack below those, without their noticing."""
+    for _ in above:
+        _pop_mode()  # type: ignore[no-untyped-call]
+    for entered in (mode, *above):
+        _push_mode(entered)  # type: ignore[no-untyped-call]
+
+
+def _remove(mode: TorchFunctionMode) -> bool:
+    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    places = [place for place, entered in enumerate(stack) if entered is mode]
+    if not places:
+        return False
+    for _ in stack[places[-1] :]:
+        _pop_mode()  # type: ignore[no-untyped-call]
+    for entered in stack[places[-1] + 1 :]:
+        _push_mode(entered)  # type: ignore[no-untyped-call]
+    return True

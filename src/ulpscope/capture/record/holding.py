@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records on their way to the sink, in order: each is written once everything it says is known.
+
+On the CPU that is at once. Where values are still to come from a device, their record waits, and everything after it; so does the end of
+the step. `settle` writes what has become complete. At most `_MOST_HELD` records wait: the next one waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ulpscope.capture.device.queue import Devices
+from ulpscope.capture.native.compiled import COMPILED
+from ulpscope.capture.record.state import ModeRow
+from ulpscope.capture.record.taking import Taken
+from ulpscope.capture.record.tensors import record_of, row_of
+from ulpscope.capture.walk import Encoded
+from ulpscope.model import Arguments, CallName, CallRecord, CallRow, Frame, Level, Modes, Phase, Sink
+from ulpscope.numerics.checksums import checksum_addresses
+
+__all__ = ["Draft", "Outbox", "plain_row"]
+
+_MOST_HELD = 20_000
+
+
+class Draft(msgspec.Struct, gc=False):
+    """A record whose tensors may lack their values."""
+
+    step: int
+    order: int
+    op: str
+    index: int
+    phase: Phase
+    level: Level
+    module: str
+    parent: str
+    arguments: Encoded | None
+    modes: ModeRow | None
+    slots: list[Taken]
+    stack: tuple[Frame, ...]
+    recompute: bool
+
+    def is_complete(self) -> bool:
+        for taken in self.slots:
+            values = taken.values
+            if values.waits or (values.kept is not None and values.kept.is_under_way):
+                return False
+        return True
+
+    def row(self) -> CallRow:
+        return plain_row(self)
+
+
+def _complete_of(held: deque[Draft | Callable[[], None]]) -> list[Draft]:
+    """Take the records at the front whose values are all there."""
+    ready: list[Draft] = []
+    while held:
+        first = held[0]
+        if not isinstance(first, Draft) or not first.is_complete():
+            break
+        ready.append(first)
+        held.popleft()
+    return ready
+
+
+if COMPILED is not None and not TYPE_CHECKING:
+    Draft, _complete_of = COMPILED.Draft, COMPILED.complete_of
+
+
+def plain_row(draft: Draft) -> CallRow:
+    """The record as the store format lays it out."""
+    return CallRow(
+        draft.order,
+        draft.op,
+        draft.index,
+        draft.phase,
+        draft.level,
+        draft.module,
+        draft.parent,
+        msgspec.Raw(draft.arguments) if isinstance(draft.arguments, bytes) else draft.arguments,
+        draft.modes,
+        [row_of(taken) for taken in draft.slots],
+        draft.stack,
+        draft.recompute,
+    )
+
+
+def _record(draft: Draft, rank: int) -> CallRecord:
+    return CallRecord(
+        rank=rank,
+        step=draft.step,
+        order=draft.order,
+        call=CallName(draft.op, draft.index),
+        phase=draft.phase,
+        level=draft.level,
+        module=draft.module,
+        parent=draft.parent,
+        arguments=None if draft.arguments is None else Arguments(args=draft.arguments[0], kwargs=draft.arguments[1]),
+        modes=None if draft.modes is None else _modes(*draft.modes),
+        slots=tuple(map(record_of, draft.slots)),
+        stack=draft.stack,
+        recompute=draft.recompute,
+    )
+
+
+def _modes(autocast: str | None, grad: bool, inference: bool, training: bool | None, deterministic: bool) -> Modes:
+    return Modes(autocast=autocast, grad=grad, inference=inference, training=training, deterministic=deterministic)
+
+
+class Outbox:
+    """What is on its way to a sink: drafts, and what has to be done between them."""
+
+    def __init__(self, sink: Sink, rank: int, devices: Devices, lock: AbstractContextManager[Any]) -> None:
+        self._sink = sink
+        self._lock = lock
+        self._rank = rank
+        self._devices = devices
+        self.most_held = _MOST_HELD
+        self._held: deque[Draft | Callable[[], None]] = deque()
+        self._write_rows: Callable[[Iterable[CallRow]], None] | None = getattr(sink, "write_rows", None)
+        self._frames = COMPILED.Frames(*checksum_addresses()) if COMPILED is not None and hasattr(sink, "write_frames") else None
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    def write(self, draft: Draft) -> None:
+        """Write a record now, or as soon as its values have come and everything before it is written."""
+        if not self._held and draft.is_complete():
+            self._emit([draft])
+            return
+        self._held.append(draft)
+        if len(self._held) > self.most_held:
+            self.settle(wait=True)
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Do something to the sink after everything before it."""
+        if self._held:
+            self._held.append(action)
+        else:
+            action()
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Write what is complete; with `wait` everything."""
+        if not self._held:
+            return
+        if wait:
+            self._devices.send()
+        if not self._devices.collect(wait=wait) and not wait:
+            return
+        try:
+            self._write_complete()
+        except OSError:
+            self._held.clear()  # nothing more can be written, and nothing may gather
+            raise
+
+    def release(self) -> None:
+        """Write what has become complete by itself."""
+        if self._held:
+            self._write_complete()
+
+    def _write_complete(self) -> None:
+        while self._held:
+            self._emit(_complete_of(self._held))
+            if self._held and isinstance(self._held[0], Draft):
+                return
+            if self._held:
+                self._held.popleft()()  # type: ignore[operator]
+
+    def _emit(self, drafts: list[Draft]) -> None:
+        if not drafts:
+            return
+        with self._lock:
+            if self._frames is not None:
+                frames = self._frames.of(drafts, self._sink.number_stack)  # type: ignore[attr-defined]
+                if frames is not None:
+                    self._sink.write_frames(frames, len(drafts))  # type: ignore[attr-defined]
+                    return
+            if self._write_rows is not None:
+                self._write_rows(draft.row() for draft in drafts)  # one at a time: thousands at once call the garbage collector
+                return
+            for draft in drafts:
+                self._sink.write(_record(draft, self._rank))
+
+    def drop(self) -> None:
+        """Forget what was not written."""
+        self._held.clear()

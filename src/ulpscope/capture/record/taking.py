@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The common way to take a tensor down: it was seen before, or its device reads it later. Whatever else is left to `tensors`.
+
+This is the hottest path of a recording; where it can be, it is compiled (`_compiled.pyx`), with the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from ulpscope.capture.device.values import Form, Kept, Values
+from ulpscope.capture.native.compiled import COMPILED
+from ulpscope.model import Slot
+
+__all__ = ["FIRST_SWEEP", "MOST_STORAGES", "PLAIN", "Taken", "Taking", "unlink"]
+
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+MOST_STORAGES = 50_000
+FIRST_SWEEP = 512
+
+
+class Taken(msgspec.Struct, gc=False):
+    """One tensor in one slot of a call."""
+
+    slot: Slot
+    form: Form
+    values: Values
+    requires_grad: bool
+
+
+class Taking:
+    """What has been seen in this step, by the identity of its storage, and the forms of all tensors so far."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Values] = {}
+        self._references: list[int] = []
+        self._next_sweep = FIRST_SWEEP
+        self._forms: dict[Any, Form] = {}
+        self._keeps_views = False
+        self._host_kernel: Any = None
+        self._in_flight: dict[int, Any] = {}
+        self.unwritten: dict[int, Any] = {}
+        """Storages with elements that nobody wrote to (see `unwritten`); empty nearly always."""
+
+    def forget(self) -> None:
+        raise NotImplementedError
+
+    def sweep(self) -> None:
+        raise NotImplementedError
+
+    def _form(self, tensor: torch.Tensor) -> Form:
+        raise NotImplementedError
+
+    def prepare(self, found: list[tuple[Slot, torch.Tensor]]) -> None:
+        raise NotImplementedError
+
+    def _look(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool) -> Taken:
+        raise NotImplementedError
+
+    def _take_in_flight(self, slot: Slot, tensor: torch.Tensor) -> Taken | None:
+        raise NotImplementedError
+
+    def _base(self, known: Values | None, version: int, address: int, form: Form) -> Kept | None:
+        raise NotImplementedError
+
+    def _read(self, tensor: torch.Tensor, form: Form, base: Kept | None = None) -> Values:
+        raise NotImplementedError
+
+    def take(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> Taken:
+        """Take down one tensor; its values may come later. Call it where no function mode is active."""
+        if type(tensor) not in PLAIN or is_undefined:
+            return self._look(slot, tensor, is_undefined)
+        if self._in_flight:
+            taken = self._take_in_flight(slot, tensor)
+            if taken is not None:
+                return taken
+        try:
+            storage = tensor.untyped_storage()
+            known = values = self._seen.get(storage._cdata)
+            version, address = tensor._version, tensor.data_ptr()
+            key = (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        except RuntimeError:  # no memory, no version or no shape: a rare kind
+            return self._look(slot, tensor, is_undefined)
+        form = self._forms[key] if key in self._forms else self._form(tensor)
+        mirrors = tensor.is_neg() + 2 * tensor.is_conj() if form.is_complex else tensor.is_neg()
+        while values is not None:
+            is_same = values.form.order == form.order  # type: ignore[union-attr]
+            if is_same and values.address == address and values.version == version and values.mirrors == mirrors:
+                return Taken(slot, form, values, tensor.requires_grad)
+            values = values.next
+        if not address or form.note:
+            return self._look(slot, tensor, is_undefined)
+        if form.take_aligned is not None and not mirrors and not address & 7:
+            values = form.take_aligned(tensor, form, address)
+        if values is None:
+            base = self._base(known, version, address, form) if self._keeps_views and known is not None and not mirrors else None
+            values = self._read(tensor, form, base)
+        values.version, values.address, values.form, values.mirrors, values.next = version, address, form, mirrors, known
+        if known is None:
+            if len(self._seen) >= MOST_STORAGES:
+                self.forget()
+            elif len(self._references) >= self._next_sweep:
+                self.sweep()
+            self._references.append(storage._weak_ref())  # type: ignore[arg-type]
+        self._seen[storage._cdata] = values
+        return Taken(slot, form, values, tensor.requires_grad)
+
+
+def unlink(chains: Iterable[Values | None]) -> None:
+    """Take chains of values apart, from the front: a long one would be freed by as deep a recursion."""
+    for values in chains:
+        while values is not None:
+            following, values.next = values.next, None
+            values = following
+
+
+if COMPILED is not None and not TYPE_CHECKING:
+    Taken, Taking, unlink = COMPILED.Taken, COMPILED.Reader, COMPILED.unlink

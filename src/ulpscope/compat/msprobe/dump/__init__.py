@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the dumps of msprobe, task by task."""

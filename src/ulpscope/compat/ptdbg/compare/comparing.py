@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compare`: two dump files in, the csv that old users know out, the advisor's text, and our own finding beside them.
+
+The result follows the guide of version 4.0. A dump without tensors is compared by its statistics, one of checksums by these.
+Stacks are found by themselves; `stack_mode` says whether they are shown.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from ulpscope.compat.bridge import tell_finding
+from ulpscope.compat.file_pairs import settled
+from ulpscope.compat.ptdbg.compare.advisor import advise, write_advice
+from ulpscope.compat.ptdbg.compare.columns import (
+    MD5_COLUMNS,
+    NAN,
+    STACK_COLUMN,
+    SUMMARY_COLUMNS,
+    TENSOR_COLUMNS,
+    Numbers,
+    accuracy_reached,
+    difference_cell,
+    no_numbers,
+    statistic_cell,
+)
+from ulpscope.compat.ptdbg.compare.lines import DumpFile, TensorLine, read_dump
+from ulpscope.compat.ptdbg.compare.matching import Match, match_operators
+from ulpscope.compat.ptdbg.compare.row_values import Measuring
+from ulpscope.compat.ptdbg.exceptions import CompareException
+from ulpscope.compat.ptdbg.screen import print_error, print_info, print_warning
+from ulpscope.errors import InputError
+from ulpscope.model import Comparison
+from ulpscope.report.comparison.table import defused
+from ulpscope.report.replacing import replacing
+from ulpscope.store.foreign.ptdbg import open_file
+
+__all__ = ["Dump", "Options", "compare", "compare_dumps", "leaving_with_code"]
+
+_MOST_THREADS = 8
+_PATHS = ("npu_pkl_path", "bench_pkl_path", "npu_dump_data_dir", "bench_dump_data_dir")
+_REMARKS = {
+    "fuzzy": "Fuzzy match: the two names differ in the number of the call.",
+    "aten": "The names are those of an aten operator and of a function that it comes from.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """One side: the dump file, the folder of its tensors if there is one, and where it stands in a training."""
+
+    pkl: Path
+    data: Path | None
+    rank: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The optional parameters of `compare`, and whether every tensor is told on the screen."""
+
+    stack_mode: bool = False
+    auto_analyze: bool = True
+    fuzzy_match: bool = False
+    is_logging: bool = False
+
+
+def compare(
+    input_param: Mapping[str, Any],
+    output_path: str | os.PathLike[str],
+    stack_mode: bool = False,
+    auto_analyze: bool = True,
+    fuzzy_match: bool = False,
+) -> Path:
+    """Compare the dump of an NPU with that of a CPU or GPU and return the path of the csv file.
+
+    >>> compare({"npu_pkl_path": "npu/dump.pkl", "bench_pkl_path": "gpu/dump.pkl",
+    ...          "npu_dump_data_dir": "npu/dump", "bench_dump_data_dir": "gpu/dump"}, "output")  # doctest: +SKIP
+    PosixPath('output/compare_result_20231206101500.csv')
+
+    What cannot be compared ends the process with the old code, after one sentence.
+    """
+    with leaving_with_code():
+        npu, bench = _sides(input_param)
+        options = Options(
+            stack_mode=_switch("stack_mode", stack_mode),
+            auto_analyze=_switch("auto_analyze", auto_analyze),
+            fuzzy_match=_switch("fuzzy_match", fuzzy_match),
+            is_logging=_switch("is_print_compare_log", input_param.get("is_print_compare_log", False)),
+        )
+        return compare_dumps(npu, bench, _output_folder(output_path), options)
+
+
+@contextmanager
+def leaving_with_code() -> Iterator[None]:
+    """What the input is to blame for is one sentence on the screen, and the exit code of the old tool."""
+    try:
+        yield
+    except InputError as error:
+        print_error(str(error))
+        raise SystemExit(getattr(error, "code", CompareException.INVALID_PATH_ERROR)) from None
+
+
+def _sides(input_param: Mapping[str, Any]) -> tuple[Dump, Dump]:
+    if not isinstance(input_param, Mapping):
+        raise _wrong(f"input_param has to be a dict with the keys {', '.join(_PATHS)}, not {type(input_param).__name__}")
+    given = {key: input_param.get(key) for key in _PATHS}
+    for key, value in given.items():
+        if value is not None and not isinstance(value, (str, os.PathLike)):
+            raise _wrong(f"input_param['{key}'] has to be a path, not {type(value).__name__}")
+    npu, bench, npu_data, bench_data = (Path(value) if value else None for value in given.values())
+    if npu is None or bench is None:
+        raise _wrong("input_param has to name both dump files, as 'npu_pkl_path' and 'bench_pkl_path'")
+    if (npu_data is None) != (bench_data is None):
+        raise _wrong("input_param names the folder of tensors of one side only: give both, or neither to compare by statistics")
+    return Dump(npu, npu_data), Dump(bench, bench_data)
+
+
+def _switch(name: str, value: object) -> bool:
+    """A bool; the template of the old guide prints it in quotes."""
+    words = {"True": True, "False": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value in words:
+        return words[value]
+    raise _wrong(f"{name} has to be True or False, not {value!r}")
+
+
+def _wrong(text: str) -> CompareException:
+    return CompareException(CompareException.INVALID_PARAM_ERROR, text)
+
+
+def _output_folder(output_path: str | os.PathLike[str]) -> Path:
+    if not isinstance(output_path, (str, os.PathLike)):
+        raise _wrong(f"output_path has to be a folder, not {type(output_path).__name__}")
+    folder = Path(output_path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CompareException(
+            CompareException.INVALID_PATH_ERROR, f"the output folder '{folder}' cannot be made ({error.strerror}); choose another"
+        ) from None
+    return folder
+
+
+def compare_dumps(npu: Dump, bench: Dump, output: Path, options: Options, suffix: str = "") -> Path:
+    """Write the csv file, the advice and our page into an existing folder; returns the csv file."""
+    files = read_dump(npu.pkl), read_dump(bench.pkl)
+    _tell_strangers(files)
+    mode = _mode(npu, bench, files)
+    matches = list(match_operators(files[0].operators, files[1].operators, fuzzy=options.fuzzy_match))
+    stamp = _stamp(output, suffix)
+    table = output / f"compare_result{suffix}_{stamp}.csv"
+    print_info(f"Comparing {npu.pkl} with {bench.pkl}: {len(files[0].operators)} and {len(files[1].operators)} APIs.")
+    comparison = _our_comparison(npu, bench)
+    rows = list(mode.rows(matches, npu, bench, options, comparison))
+    _write(table, mode.columns, rows, matches if options.stack_mode else None, has_stacks=all(file.has_stacks for file in files))
+    if comparison is not None:
+        _tell_finding(comparison, table.with_suffix(".html"))
+    _tell_result(table, matches, files, rows, mode.columns)
+    if options.auto_analyze and mode.columns is TENSOR_COLUMNS:
+        write_advice(advise([row[0] for row in rows], [row[-2] for row in rows]), output / f"advisor_{stamp}.txt")
+    return table
+
+
+def _tell_strangers(files: Sequence[DumpFile]) -> None:
+    for file in files:
+        if file.strangers:
+            print_warning(f"{file.strangers} lines of {file.path} name no part of an API and are left out.")
+
+
+def _stamp(output: Path, suffix: str) -> str:
+    """The time to the second, later where results of that second are there already."""
+    now = time.time()
+    while True:
+        stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(now))
+        if not (output / f"compare_result{suffix}_{stamp}.csv").exists() and not (output / f"advisor_{stamp}.txt").exists():
+            return stamp
+        now += 1
+
+
+# --- rows of the three kinds of comparison
+
+_Rows = Callable[[Sequence[Match], Dump, Dump, Options, Comparison | None], Iterator[list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """One kind of comparison: its columns, and how it fills them."""
+
+    columns: tuple[str, ...]
+    rows: _Rows
+
+
+def _mode(npu: Dump, bench: Dump, files: Sequence[DumpFile]) -> _Mode:
+    of_checksums = [file.has_checksums_only for file in files]
+    if all(of_checksums):
+        return _Mode(MD5_COLUMNS, _checksum_rows)
+    if any(of_checksums):
+        checksums, values = (file.path for file in sorted(files, key=lambda file: not file.has_checksums_only))
+        raise _wrong(f"'{checksums}' holds checksums and '{values}' holds values: dump both in the same mode")
+    return _Mode(TENSOR_COLUMNS, _tensor_rows) if npu.data and bench.data else _Mode(SUMMARY_COLUMNS, _summary_rows)
+
+
+def _tensor_rows(matches: Sequence[Match], npu: Dump, bench: Dump, options: Options, comparison: Comparison | None) -> Iterator[list[str]]:
+    assert npu.data is not None
+    assert bench.data is not None
+    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="ulpscope-ptdbg") as pool:
+        measuring = Measuring(npu.data, bench.data, pool, comparison, (npu.rank, npu.step))
+        asked = [(match, *lines, _ask(measuring, *lines)) for match in matches for lines in _line_pairs(match)]
+        for match, ours, theirs, answer in asked:
+            found = answer.result()
+            verdict = accuracy_reached(found)
+            message = " ".join(filter(None, (found.message, _types_remark(ours, theirs), _REMARKS.get(match.rule, ""))))
+            if options.is_logging:
+                print_info(f"[{ours.name}] Compare start, bench: {theirs.name if theirs else NAN}")
+                print_info(
+                    f"[{ours.name}] Cosine {found.cosine}, MaxAbsErr {found.max_abs}, MaxRelativeErr {found.max_rel}, {verdict}. {message}"
+                )
+            statistics = [*_statistics(ours, 3), *_statistics(theirs, 3)]
+            yield [*_name_cells(ours, theirs), found.cosine, found.max_abs, found.max_rel, *statistics, verdict, message]
+
+
+def _ask(measuring: Measuring, npu: TensorLine, bench: TensorLine | None) -> Future[Numbers]:
+    if bench is None:
+        return settled(no_numbers("No bench data matched."))
+    return measuring.ask(npu.name, bench.name)
+
+
+def _summary_rows(matches: Sequence[Match], npu: Dump, bench: Dump, options: Options, comparison: Comparison | None) -> Iterator[list[str]]:
+    for ours, theirs in (lines for match in matches for lines in _line_pairs(match)):
+        left = (*ours.statistics, None, None, None, None)[:4]
+        right = (*(theirs.statistics if theirs else ()), None, None, None, None)[:4]
+        differences = [difference_cell(one, other) for one, other in zip(left, right, strict=True)]
+        yield [*_name_cells(ours, theirs), *differences, *_statistics(ours, 4), *_statistics(theirs, 4)]
+
+
+def _checksum_rows(
+    matches: Sequence[Match], npu: Dump, bench: Dump, options: Options, comparison: Comparison | None
+) -> Iterator[list[str]]:
+    for ours, theirs in (lines for match in matches for lines in _line_pairs(match)):
+        result = NAN if theirs is None else "Pass" if ours.checksum == theirs.checksum else "Different"
+        yield [*_name_cells(ours, theirs), ours.checksum, theirs.checksum if theirs else NAN, result]
+
+
+def _line_pairs(match: Match) -> Iterator[tuple[TensorLine, TensorLine | None]]:
+    """The tensors of the NPU operator with those of its partner at the same place."""
+    bench = match.bench
+    for ours, theirs in ((match.npu.inputs, bench.inputs if bench else []), (match.npu.outputs, bench.outputs if bench else [])):
+        yield from zip_longest(ours, theirs[: len(ours)])
+
+
+def _name_cells(npu: TensorLine, bench: TensorLine | None) -> list[str]:
+    if bench is None:
+        return [npu.name, NAN, npu.dtype, NAN, npu.shape, NAN]
+    return [npu.name, bench.name, npu.dtype, bench.dtype, npu.shape, bench.shape]
+
+
+def _statistics(line: TensorLine | None, number: int) -> list[str]:
+    return [statistic_cell(value) for value in ((*line.statistics, *[None] * number) if line else [None] * number)[:number]]
+
+
+def _types_remark(npu: TensorLine, bench: TensorLine | None) -> str:
+    return f"The types differ: {npu.dtype} and {bench.dtype}." if bench is not None and npu.dtype != bench.dtype else ""
+
+
+# --- files and screen
+
+
+def _write(table: Path, columns: Sequence[str], rows: Sequence[list[str]], matches: Sequence[Match] | None, *, has_stacks: bool) -> None:
+    """The csv file, with a column of stacks where `matches` are given."""
+    stacks = None if matches is None else [stack if has_stacks else "" for match in matches for stack in _stack_cells(match)]
+    if stacks is not None and not has_stacks:
+        print_warning("stack_mode is on, but not both dumps hold stacks: the column of stacks stays empty.")
+    with replacing(table) as temporary, temporary.open("x", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([*columns, *([STACK_COLUMN] if stacks is not None else [])])
+        for at, row in enumerate(rows):
+            cells = [*row, *([stacks[at]] if stacks is not None else [])]
+            writer.writerow([_cell(cell) for cell in cells])
+        temporary.chmod(0o640)
+
+
+def _stack_cells(match: Match) -> Iterator[str]:
+    """The stack on the first row of an operator that has a partner, nothing on the others."""
+    shown = str(match.npu.stack) if match.bench is not None and match.npu.stack is not None else ""
+    for at, _ in enumerate(match.npu.tensors):
+        yield shown if at == 0 else ""
+
+
+def _cell(text: str) -> str:
+    """Numbers stay as they are, also negative ones; other texts are made safe for a spreadsheet."""
+    try:
+        float(text)
+    except ValueError:
+        return defused(text)
+    return text
+
+
+def _tell_result(
+    table: Path, matches: Sequence[Match], files: Sequence[DumpFile], rows: Sequence[list[str]], columns: Sequence[str]
+) -> None:
+    matched = sum(match.bench is not None for match in matches)
+    print_info(f"The comparison result is in {table}: {len(rows)} rows.")
+    if matched < len(matches):
+        print_warning(f"{len(matches) - matched} APIs of the NPU dump have no partner; their rows say No bench data matched.")
+    if matched < len(files[1].operators):
+        print_warning(f"{len(files[1].operators) - matched} APIs of the bench dump have no partner and no row.")
+    if columns is TENSOR_COLUMNS:
+        undecided = sum(row[-2] == NAN and row[1] != NAN for row in rows)
+        if undecided:
+            print_warning(f"{undecided} rows have no cosine, so nothing is decided: Accuracy Reached or Not is {NAN} there.")
+
+
+def _our_comparison(npu: Dump, bench: Dump) -> Comparison | None:
+    """Our own comparison of the same dumps. It is measured once for both results; where it fails, the old result does without."""
+    from ulpscope.workflows.compare.comparing import compare_runs
+
+    try:
+        ours, theirs = (open_file(side.pkl, side.data or side.pkl.with_suffix(""), rank=npu.rank, step=npu.step) for side in (npu, bench))
+        return compare_runs(ours, theirs, replay="none")
+    except Exception as error:  # no failure of the new result may take the place of the old one
+        _tell_failure(error)
+        return None
+
+
+def _tell_finding(comparison: Comparison, page: Path) -> None:
+    try:
+        tell_finding(comparison, page)
+    except Exception as error:
+        _tell_failure(error)
+
+
+def _tell_failure(error: Exception) -> None:
+    print_warning(f"ulpscope has no finding of its own here: {error or type(error).__name__}")

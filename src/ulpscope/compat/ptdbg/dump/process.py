@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one debugger that the old functions promise a process: where it dumps, which hook is registered, and what is under way.
+
+Dumping begins once both a hook is registered and the switch is on, in either order.
+"""
+
+from __future__ import annotations
+
+import atexit
+from pathlib import Path
+
+from ulpscope.compat.ptdbg.dump.dumping import Dumping
+from ulpscope.compat.ptdbg.dump.overflow import OverflowCheck
+from ulpscope.compat.ptdbg.files.modes import DumpOptions
+from ulpscope.compat.ptdbg.files.names import Counts
+from ulpscope.compat.ptdbg.files.places import DumpPlace
+
+__all__ = ["PROCESS", "Process"]
+
+
+class Process:
+    """What the old functions share."""
+
+    def __init__(self) -> None:
+        self.place: DumpPlace | None = None
+        self.rank: int | None = None
+        self.options: DumpOptions | None = None
+        self.is_registered = False
+        self.is_acl = False
+        self.backward_input: tuple[Path, ...] = ()
+        self.counts = Counts()
+        self.dumping: Dumping | None = None
+        self.overflow: OverflowCheck | None = None
+
+    def known_place(self) -> DumpPlace:
+        """The folder that was set, or the one of the environment."""
+        if self.place is None:
+            self.place = DumpPlace.parse(None)
+        return self.place
+
+    def begin_dump(self, step: int | None = None) -> None:
+        """Start what is switched on, if a hook is registered; a dump under way ends first."""
+        self.end_dump()
+        if self.options is None or not self.is_registered:
+            return
+        self.dumping = Dumping(self.known_place(), self.options, self.counts, step=step, rank=self.rank)
+        self.dumping.start()
+
+    def end_dump(self) -> Path | None:
+        """Stop the dump under way; where its files are, if there is one."""
+        dumping, self.dumping = self.dumping, None
+        if dumping is None:
+            return None
+        dumping.stop()
+        return dumping.folder
+
+    def end_overflow_check(self) -> None:
+        check, self.overflow = self.overflow, None
+        if check is not None:
+            check.stop()
+
+    def reset(self) -> None:
+        """Stop everything and forget every setting."""
+        self.end_dump()
+        self.end_overflow_check()
+        self.__init__()  # type: ignore[misc]
+
+    def end(self) -> None:
+        self.end_dump()
+        self.end_overflow_check()
+
+
+PROCESS = Process()
+atexit.register(PROCESS.end)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the published standards measure and say: one result of a call against a more precise one, and two devices against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field, fields
+from typing import Literal, TypeAlias
+
+from ulpscope.model.check.checks import CheckStatus
+from ulpscope.model.measurements import Metric
+from ulpscope.model.nouns import dataclass
+
+__all__ = [
+    "STANDARD_METRICS",
+    "DeviceComparison",
+    "DevicePair",
+    "DeviceRow",
+    "Standard",
+    "StandardLimits",
+    "StandardMeasurement",
+    "StandardVerdict",
+]
+
+Standard: TypeAlias = Literal["checker", "benchmark", "ulp", "binary", "absolute", "thousandth", "derived"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandardLimits:
+    """At which values the standards look at a dtype in another way.
+
+    An element is small where the exact result is at most `small_value`. Small ones are wrong by an error above `small_error` (standard
+    `benchmark`) or `small_atol` (`absolute`), the others by a relative error above `rtol` (`absolute`). `ulp` is the number of units in
+    the last place beyond which an element counts.
+    """
+
+    small_value: float
+    small_error: float
+    small_atol: float
+    rtol: float
+    ulp: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandardMeasurement:
+    """One result against a more precise one. Shares are between 0 and 1; what the dtype has no limits for is undefined.
+
+    `rms_error`, `max_rel` and `mean_rel` are over the elements that are finite and not small. `mismatch` is the share of elements that
+    differ from the exact result rounded to the dtype. `balance` is by how much more elements are too large than too small, or the reverse.
+    """
+
+    numel: int
+    cosine: Metric
+    max_abs: Metric
+    within_1e2: Metric
+    within_1e3: Metric
+    within_1e4: Metric
+    mismatch: Metric
+    balance: Metric
+    rms_error: Metric
+    small_errors: Metric
+    max_rel: Metric
+    mean_rel: Metric
+    nonfinite_errors: Metric
+    rel_errors: Metric
+    abs_errors: Metric
+    ulp_max: Metric
+    ulp_mean: Metric
+    ulp_beyond: Metric
+
+
+STANDARD_METRICS: tuple[str, ...] = tuple(entry.name for entry in fields(StandardMeasurement) if entry.name != "numel")
+"""The names of the metrics, which are also the names of their columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandardVerdict:
+    """What a standard says, and why in one clause. `multiple` is the worst figure over what is allowed; above 1 it did not pass."""
+
+    standard: Standard
+    status: CheckStatus
+    reason: str = ""
+    multiple: float | None = None
+    ratios: dict[str, float] = field(default_factory=dict)
+    statuses: dict[str, CheckStatus] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """One result of one call on one device, as the table of a check holds it. `call` is the name that both tables agree on.
+
+    `error` is the rms error over the rms of the exact result, where the table was made by the rules `derived`; `name` is how another
+    tool's table names the row.
+    """
+
+    call: str
+    op: str
+    phase: str
+    slot: str
+    dtype: str
+    shape: str = ""
+    module: str = ""
+    place: str = ""
+    status: str = ""
+    reason: str = ""
+    error: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    name: str = ""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.place, self.module, self.call, self.phase, self.slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePair:
+    """The same result on both devices, or on the one that has it."""
+
+    subject: DeviceRow | None
+    reference: DeviceRow | None
+    verdict: StandardVerdict
+
+    @property
+    def row(self) -> DeviceRow:
+        row = self.subject or self.reference
+        assert row is not None
+        return row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceComparison:
+    """Two devices' checks against each other. It holds no formatting; each renderer is a function of it."""
+
+    subject_path: str
+    reference_path: str
+    edition: str
+    pairs: Sequence[DevicePair] = ()
+
+    @property
+    def counts(self) -> dict[CheckStatus, int]:
+        statuses: tuple[CheckStatus, ...] = ("passed", "warning", "failed", "skipped")
+        return {status: sum(pair.verdict.status == status for pair in self.pairs) for status in statuses}
+
+    @property
+    def calls(self) -> dict[tuple[str, str], CheckStatus]:
+        """The status of each call and phase: its worst result's."""
+        ranking: tuple[CheckStatus, ...] = ("skipped", "passed", "warning", "failed")
+        found: dict[tuple[str, str], CheckStatus] = {}
+        for pair in self.pairs:
+            key = pair.row.call, pair.row.phase
+            found[key] = max(found.get(key, "skipped"), pair.verdict.status, key=ranking.index)
+        return found
+
+    @property
+    def worst(self) -> tuple[DevicePair, ...]:
+        """What did not pass: failures first, the largest multiple first."""
+        found = [pair for pair in self.pairs if pair.verdict.status in ("failed", "warning")]
+        return tuple(sorted(found, key=lambda pair: (pair.verdict.status != "failed", -(pair.verdict.multiple or 0.0))))

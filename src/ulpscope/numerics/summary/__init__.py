@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Summarise one tensor in one pass: statistics and fingerprint, by the compiled kernel or by NumPy."""

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large an overflowed result would have been: the recorded call once more in float64.
+
+The watch records a backward call node by node: the node's gradients are numbered as the node has them, not by the inputs of the call.
+Which of the exact gradients a recorded one is, its finite elements tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ulpscope.model import CallRecord, Slot, TensorRecord
+from ulpscope.replay.calls.arguments import read_tensor
+from ulpscope.replay.calls.evaluate import backward_program, forward_program
+from ulpscope.replay.program import NotReplayable, Program, Reader
+
+__all__ = ["largest_exact_gradient", "largest_exact_result"]
+
+_LOOSE = 0.05
+
+
+def largest_exact_result(record: CallRecord, slot: Slot, read: Reader) -> float | None:
+    """The largest magnitude that a slot of a forward call has in float64; None where it has none."""
+    exact = _run_wide(forward_program(record, read)).get(slot)
+    return None if exact is None else _largest(exact)
+
+
+def largest_exact_gradient(forward: CallRecord | None, backward: CallRecord, bad: TensorRecord, read: Reader) -> float | None:
+    """The largest magnitude that a gradient has in float64, from the forward side of its call and the gradients that came in."""
+    if forward is None or not any(slot.slot.is_input and slot.content is not None for slot in forward.slots):
+        raise NotReplayable("what the call was given was gone when its gradient was computed")
+    exact = _run_wide(backward_program(forward, _by_inputs(forward, backward), read))
+    recorded = read_tensor(bad, read).double()
+    fitting = [gradient for gradient in exact.values() if _fits(gradient, recorded)]
+    if not fitting:
+        raise NotReplayable("the gradient was made inside the call, before it reached an input")
+    return max((_largest(gradient) or 0.0 for gradient in fitting), default=None)
+
+
+def _by_inputs(forward: CallRecord, backward: CallRecord) -> CallRecord:
+    """The backward record as if nothing but the gradients that came in were known of it, and each input were asked for its own."""
+    came = [slot for slot in backward.slots if slot.slot.role == "input"]
+    asked = [
+        replace(slot, slot=Slot("output", slot.slot.path), content=slot.content or "asked for")
+        for slot in forward.slots
+        if slot.slot.role == "input" and slot.requires_grad
+    ]
+    return replace(backward, slots=(*came, *asked))
+
+
+def _run_wide(program: Program) -> dict[Slot, torch.Tensor]:
+    return program({slot: tensor.double() if tensor.is_floating_point() else tensor for slot, tensor in program.inputs.items()})
+
+
+def _fits(exact: torch.Tensor, recorded: torch.Tensor) -> bool:
+    """Whether a recorded gradient may be this one, reshaped or transposed: where it is finite the two agree."""
+    for candidate in (exact, exact.t() if exact.dim() == 2 else exact):
+        if candidate.numel() == recorded.numel():
+            values = candidate.reshape(recorded.shape)
+            known = recorded.isfinite()
+            if torch.linalg.vector_norm((values - recorded)[known]) <= _LOOSE * torch.linalg.vector_norm(values[known]):
+                return True
+    return False
+
+
+def _largest(exact: torch.Tensor) -> float | None:
+    if not exact.numel() or not exact.is_floating_point():
+        return None
+    largest = float(exact.abs().max().item())
+    return largest if largest == largest else None

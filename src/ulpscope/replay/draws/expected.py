@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be said of a call that draws random numbers: not its values, but whether they are of the distribution that it was asked for.
+
+What is certain is asked of each element: what a dropout keeps it scales by 1 / (1 - p), a permutation names each number once, a category
+of probability 0 is never drawn. What is chance is asked of all elements together, by bounds that an honest draw crosses in less than one
+of 4e13 cases (`chance`). Fills, whose elements are drawn alike, are held against draws of the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ulpscope.model import Slot
+from ulpscope.model.operations.randomness import silenced
+from ulpscope.replay.calls.arguments import Decoding, decode_arguments, read_tensor
+from ulpscope.replay.calls.evaluate import _Backward, _Forward
+from ulpscope.replay.draws.chance import IMPOSSIBLE, apart_as_samples, share_surprise, sum_surprise, worst_of
+from ulpscope.replay.program import NotReplayable, Program
+
+__all__ = ["Surprise", "surprises", "without_draws"]
+
+Tensors = Mapping[Slot, torch.Tensor]
+Surprise = tuple[float, str]
+"""How surprising a result is (see `chance`), and what is."""
+
+_ENOUGH = 1 << 12
+_MOST_DRAWS = 64
+_MOST_CATEGORIES = 256
+_ROUNDINGS = 4.0
+_SEED = 0x5DEECE66D
+_FILLS = frozenset(
+    """
+    rand rand_like randn randn_like randint randint_like normal normal_ uniform uniform_ exponential exponential_ geometric geometric_
+    cauchy cauchy_ log_normal log_normal_ random random_ bernoulli bernoulli_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_
+    kaiming_normal_
+    """.split()
+)
+_DROPOUTS = frozenset(
+    """
+    dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout native_dropout _fused_dropout
+    """.split()
+)
+_ALPHA = -1.7580993408473766
+"""What alpha dropout puts for what it drops, before it scales: SELU's value far below zero."""
+
+
+def without_draws(program: Program) -> Program | None:
+    """The same call with a dropout of 0, where that is a part of what it computes: attention, recurrent layers. None for others."""
+    if not isinstance(program, (_Forward, _Backward)):
+        return None
+    arguments = silenced(program.call.record.call.op, program.call.arguments)
+    return None if arguments is None else replace(program, call=replace(program.call, arguments=arguments))
+
+
+def surprises(program: Program, made: Tensors, *, is_recorded: bool = False) -> dict[Slot, Surprise]:
+    """Every result that something can be said of; NotReplayable where the distribution of none of them is known.
+
+    `is_recorded` says that `made` is what was recorded beside the inputs of `program`, and not drawn now: a gradient that was recorded
+    knows what its forward call dropped (after a relu it is 0 there).
+    """
+    draw = replace(_Draw.of(program), is_recorded=is_recorded)
+    judge = _judge_of(draw)
+    if judge is None:
+        raise NotReplayable("it draws random numbers of a distribution that is not known here")
+    found = {slot: told for slot, value in made.items() if (told := judge(draw, slot, value)) is not None}
+    if not found:
+        raise NotReplayable("it draws random numbers, and nothing can be said of its results")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """A random call with its arguments as values. `entered` is what it works on: an argument, or backward the gradient of its result."""
+
+    program: _Forward | _Backward
+    args: list[Any]
+    kwargs: dict[str, Any]
+    is_recorded: bool = False
+
+    @classmethod
+    def of(cls, program: Program) -> _Draw:
+        if not isinstance(program, (_Forward, _Backward)):
+            raise NotReplayable("it draws random numbers, and is no call of torch's")
+        return cls(program, *decode_arguments(program.call.arguments, Decoding(program.inputs)))
+
+    @property
+    def name(self) -> str:
+        return self.program.call.record.call.short
+
+    @property
+    def plain_name(self) -> str:
+        return self.name.rstrip("_")
+
+    @property
+    def is_backward(self) -> bool:
+        return isinstance(self.program, _Backward)
+
+    @property
+    def first(self) -> torch.Tensor:
+        """What the call is given first."""
+        found = self.argument("input", 0)
+        return found if isinstance(found, torch.Tensor) else next(iter(self.program.inputs.values()))
+
+    @property
+    def entered(self) -> torch.Tensor | None:
+        if not self.is_backward:
+            return self.first
+        return next((value for slot, value in self.program.inputs.items() if slot.role == "gradient"), None)
+
+    @property
+    def drawn_before(self) -> torch.Tensor | None:
+        """What the forward call of a recorded gradient made; None where that was not kept."""
+        results = {slot.slot: slot for slot in self.program.call.record.slots if slot.slot.is_output or slot.slot.role == "mutated"}
+        found = results.get(Slot("output", (0,))) or results.get(Slot("mutated", (0,)))
+        return None if found is None or found.content is None else read_tensor(found, self.program.read)
+
+    def argument(self, name: str, place: int, default: Any = None) -> Any:
+        return self.kwargs.get(name, self.args[place] if place < len(self.args) else default)
+
+    def has_tensor(self, *places: tuple[str, int]) -> bool:
+        return any(isinstance(self.argument(name, place), torch.Tensor) for name, place in places)
+
+    def again(self, like: torch.Tensor, slot: Slot) -> torch.Tensor:
+        """Draws of the CPU, so many that they say more than what they are held against, one after the other."""
+        many = min(_MOST_DRAWS, max(1, math.ceil(_ENOUGH / max(1, like.numel()))))
+        with _seeded():
+            drawn = []
+            for number in range(many):
+                torch.default_generator.manual_seed(_SEED + number)
+                drawn.append(self.program(self.program.inputs)[slot].reshape(-1))
+        return torch.cat(drawn)
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
+
+
+_Judge = Callable[[_Draw, Slot, torch.Tensor], Surprise | None]
+
+
+def _judge_of(draw: _Draw) -> _Judge | None:
+    name = draw.plain_name
+    if name in _DROPOUTS:
+        return _dropped
+    if name == "rrelu":
+        return _leaked
+    if name == "gumbel_softmax":
+        return _softened_backward if draw.is_backward else _softened
+    if draw.is_backward:
+        return None
+    if name == "bernoulli" and (draw.name != "bernoulli_" or draw.has_tensor(("p", 1))):
+        return _flipped if draw.argument("p", 1) is None or draw.has_tensor(("p", 1)) else _filled
+    if name == "normal" and draw.program.call.record.call.op != "torch.nn.init.normal_" and draw.has_tensor(("mean", 0), ("std", 1)):
+        return _normal if draw.name == "normal" else _filled
+    if draw.name in _FILLS:
+        return _filled
+    return _OTHERS.get(name)
+
+
+# ------------------------------------------------------------------------------------------------------------- dropout
+
+
+def _dropped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """What is kept is scaled, all else is 0 (of an alpha dropout, a constant), and so many units are dropped as were asked for."""
+    share, given = draw.argument("p", 1, 0.5), draw.entered
+    if not isinstance(share, (int, float)) or given is None or given.shape != value.shape or not 0 < share < 1:
+        return None
+    if value.dtype == torch.bool:
+        return _share_of(int((~value).sum()), value.numel(), float(share), "drops")
+    kept, dropped, size = _kept_and_dropped(draw, given.to(torch.float64), float(share))
+    found = value.to(torch.float64)
+    slack = _ROUNDINGS * torch.finfo(value.dtype).eps * size + torch.finfo(value.dtype).tiny
+    is_kept, is_dropped = ((found - one).abs() <= slack for one in (kept, dropped))
+    is_kept |= (found == kept.to(value.dtype)) & ~torch.isfinite(found)  # it overflows
+    is_open = ~torch.isfinite(given)  # nothing is known of what becomes of NaN, infinities times 0 among them
+    if wrong := int((~(is_kept | is_dropped | is_open)).sum()):
+        text = "by another factor than 1 / (1 - p)" if not _is_alpha(draw) else "otherwise than an alpha dropout does"
+        return IMPOSSIBLE, f"scales {wrong} of the elements that it keeps {text}"
+    if draw.is_backward and draw.is_recorded:
+        return _dropped_as_before(draw, float(share), is_kept | is_open, is_dropped | is_open)
+    is_known, is_dropped = _by_unit(draw, ~(is_kept & is_dropped) & ~is_open), _by_unit(draw, is_dropped & ~is_kept & ~is_open)
+    return _share_of(int((is_dropped & is_known).sum()), int(is_known.sum()), float(share), "drops")
+
+
+def _dropped_as_before(draw: _Draw, share: float, is_kept: torch.Tensor, is_dropped: torch.Tensor) -> Surprise:
+    """A recorded gradient passes where the forward call kept an element, and nowhere else: nothing is left to chance.
+
+    How many of its elements are 0 says nothing. What comes after a dropout (a relu, an absolute value) gives none where it got a 0.
+    """
+    before = draw.drawn_before
+    if before is None or before.shape != is_kept.shape or before.dtype == torch.bool:
+        return 0.0, ""
+    forward = replace(draw, program=_Forward(draw.program.call, draw.program.read))
+    kept, dropped, size = _kept_and_dropped(forward, draw.first.to(torch.float64), share)
+    slack = _ROUNDINGS * torch.finfo(before.dtype).eps * size + torch.finfo(before.dtype).tiny
+    is_told = torch.isfinite(draw.first)  # what became of an infinity says nothing: any distance is within its slack
+    was_kept, was_dropped = (((before.to(torch.float64) - one).abs() <= slack) & is_told for one in (kept, dropped))
+    wrong = int(((was_kept & ~was_dropped & ~is_kept) | (was_dropped & ~was_kept & ~is_dropped)).sum())
+    return (IMPOSSIBLE, f"drops {wrong} gradients otherwise than its forward call dropped") if wrong else (0.0, "")
+
+
+def _is_alpha(draw: _Draw) -> bool:
+    return "alpha" in draw.name
+
+
+def _kept_and_dropped(draw: _Draw, given: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What an element becomes if it is kept and if it is dropped, and the size of what is rounded on the way."""
+    if not _is_alpha(draw):
+        scaled = given / (1 - share)
+        return scaled, torch.zeros_like(given), scaled.abs()
+    scale = 1 / math.sqrt((_ALPHA**2 * share + 1) * (1 - share))
+    if draw.is_backward:
+        return given * scale, torch.zeros_like(given), (given * scale).abs()
+    shift = -scale * _ALPHA * share
+    return given * scale + shift, torch.full_like(given, scale * _ALPHA + shift), (given * scale).abs() + abs(shift) + abs(scale * _ALPHA)
+
+
+def _by_unit(draw: _Draw, flags: torch.Tensor) -> torch.Tensor:
+    """One flag for what is dropped together: an element, or a whole channel."""
+    name = draw.plain_name
+    if name in ("dropout", "alpha_dropout", "native_dropout", "_fused_dropout") or flags.dim() < 2:
+        return flags
+    has_batch = {"dropout1d": flags.dim() > 2, "dropout3d": flags.dim() > 4}.get(name, True)
+    return flags.flatten(2 if has_batch else 1).any(-1) if flags.dim() > (2 if has_batch else 1) else flags
+
+
+def _share_of(count: int, total: int, share: float, verb: str) -> Surprise:
+    return share_surprise(count, total, share), f"{verb} {count / max(total, 1):.3g} of {total} where the share is {share:.3g}"
+
+
+# ------------------------------------------------------------------------------------------------------------- fills
+
+
+def _filled(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """Elements that are all drawn alike, against draws of the CPU."""
+    theirs = draw.again(value, slot)
+    if value.is_complex():
+        value, theirs = torch.view_as_real(value.resolve_conj()), torch.view_as_real(theirs.resolve_conj())
+    if not bool(torch.isfinite(value.to(torch.float64)).all()) and bool(torch.isfinite(theirs.to(torch.float64)).all()):
+        return IMPOSSIBLE, "draws inf or NaN"
+    text = "draws another distribution than the CPU"
+    if value.dtype is theirs.dtype and (outside := _num_outside(draw, value)):
+        return IMPOSSIBLE, f"draws {outside} numbers out of range"
+    return apart_as_samples(value, theirs, value.dtype), text
+
+
+def _num_outside(draw: _Draw, value: torch.Tensor) -> int:
+    """How many numbers lie where the call never draws any."""
+    low, high = _range(draw)
+    found = value.to(torch.float64)
+    room = torch.finfo(value.dtype).eps * max(abs(low), abs(high), 0.0) if value.is_floating_point() and math.isfinite(high) else 0.0
+    return int(((found < low - room) | (found > high + room)).sum())
+
+
+def _range(draw: _Draw) -> tuple[float, float]:
+    name = draw.plain_name
+    if name in ("rand", "rand_like", "bernoulli"):
+        return 0.0, 1.0
+    if name == "uniform":
+        is_init = draw.program.call.record.call.op.startswith("torch.nn.init")
+        low, high = ("a", "b") if is_init else ("from", "to")
+        return float(draw.argument(low, 1, 0.0)), float(draw.argument(high, 2, 1.0))
+    if name == "exponential":
+        return 0.0, math.inf
+    return (1.0, math.inf) if name == "geometric" else (-math.inf, math.inf)
+
+
+def _normal(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """Each element from a mean and a deviation of its own: what is left without them is drawn alike."""
+    mean, deviation = (
+        one.to(torch.float64) if isinstance(one, torch.Tensor) else torch.tensor(float(one), dtype=torch.float64)
+        for one in (draw.argument("mean", 0, 0.0), draw.argument("std", 1, 1.0))
+    )
+
+    def without(drawn: torch.Tensor) -> torch.Tensor:
+        is_drawn = (deviation > 0).expand(value.shape)
+        return ((drawn.to(torch.float64) - mean) / deviation)[is_drawn]
+
+    size = float((mean.abs() / deviation.clamp(min=1e-300)).max()) if mean.numel() and deviation.numel() else 0.0
+    if size * torch.finfo(value.dtype).eps > 1e-3:
+        return 0.0, ""  # rounding is most of what could be seen
+    theirs = torch.randn(max(_ENOUGH, value.numel()), dtype=torch.float64, generator=torch.Generator().manual_seed(_SEED))
+    return apart_as_samples(without(value), theirs, value.dtype), "draws another distribution than its means and deviations make"
+
+
+# ------------------------------------------------------------------------------------------------------------- counts
+
+
+def _flipped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """Ones and zeros, each with a probability of its own."""
+    shares = draw.argument("p", 1)
+    shares = (shares if isinstance(shares, torch.Tensor) else draw.first).to(torch.float64)
+    if slot.role == "mutated" and slot.path != (0,):
+        return None
+    shares, drawn = shares.expand(value.shape), value.to(torch.float64)
+    if not bool(((drawn == 0) | (drawn == 1)).all()):
+        return IMPOSSIBLE, "draws other numbers than 0 and 1"
+    if bool(((drawn == 1) & (shares == 0)).any()) or bool(((drawn == 0) & (shares == 1)).any()):
+        return IMPOSSIBLE, "draws what has probability 0"
+    off, variance = drawn - shares, shares * (1 - shares)
+    weights = shares - shares.mean() if shares.numel() else shares
+    largest = float(weights.abs().max()) if weights.numel() else 0.0
+    all_alike = sum_surprise(float(off.sum()), float(variance.sum()))
+    by_share = sum_surprise(float((off * weights).sum()), float((variance * weights**2).sum()), largest) if largest else 0.0
+    return worst_of([all_alike, by_share]), f"draws {float(drawn.sum()):.6g} ones where {float(shares.sum()):.6g} are expected"
+
+
+def _chosen(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """Categories as often as their weights say; without replacement, the first of a row, and no category twice."""
+    weights = draw.first.to(torch.float64)
+    weights, drawn = (one.reshape(-1, one.shape[-1]) for one in (weights, value))
+    count, is_repeated = weights.shape[-1], bool(draw.argument("replacement", 2, False))
+    if not drawn.numel():
+        return 0.0, ""
+    if bool(((drawn < 0) | (drawn >= count)).any()):
+        return IMPOSSIBLE, "draws categories that there are not"
+    if bool((weights.gather(1, drawn) <= 0).any()):
+        return IMPOSSIBLE, "draws a category of weight 0"
+    if not is_repeated and bool((drawn.sort(-1).values.diff(dim=-1) == 0).any()):
+        return IMPOSSIBLE, "draws a category twice without replacement"
+    shares = weights / weights.sum(-1, keepdim=True)
+    return _frequencies(drawn if is_repeated else drawn[:, :1], shares, torch.finfo(draw.first.dtype).eps)
+
+
+def _frequencies(drawn: torch.Tensor, shares: torch.Tensor, eps: float) -> Surprise:
+    """Each category's count over all rows against what the rows' shares make of it."""
+    per_row = drawn.shape[-1]
+    found = torch.bincount(drawn.reshape(-1), minlength=shares.shape[-1]).to(torch.float64)
+    expected, variance = shares.sum(0) * per_row, (shares * (1 - shares)).sum(0) * per_row
+    several = expected.topk(min(_MOST_CATEGORIES, expected.numel())).indices.tolist()
+    slack = _ROUNDINGS * eps * drawn.numel()
+    told = {at: sum_surprise(float(found[at] - expected[at]), float(variance[at]), slack=slack) for at in several}
+    worst = max(told, key=told.__getitem__)
+    text = f"draws category {worst} {int(found[worst])} times where {float(expected[worst]):.4g} are expected"
+    return worst_of(list(told.values())), text
+
+
+def _counted(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """Numbers of events, `poisson` by their rates and `binomial` by counts and probabilities."""
+    drawn, rates = value.to(torch.float64), draw.first.to(torch.float64)
+    if bool(((drawn < 0) | (drawn != drawn.round())).any()):
+        return IMPOSSIBLE, "draws other numbers than counts"
+    if draw.plain_name == "poisson":
+        expected, variance, impossible = rates, rates, (rates == 0) & (drawn > 0)
+    else:
+        shares = draw.argument("prob", 1).to(torch.float64)
+        expected, variance, impossible = rates * shares, rates * shares * (1 - shares), drawn > rates
+    if bool(impossible.any()):
+        return IMPOSSIBLE, "draws counts that have probability 0"
+    slack = torch.finfo(value.dtype).eps * float(drawn.sum())
+    text = f"counts {float(drawn.sum()):.6g} where {float(expected.sum()):.6g} are expected"
+    return sum_surprise(float(drawn.sum() - expected.sum()), float(variance.sum()), slack=slack), text
+
+
+def _permuted(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    if value.is_floating_point():
+        return None
+    is_whole = torch.equal(value.to(torch.int64).sort().values, torch.arange(value.numel()))
+    return (0.0, "") if is_whole else (IMPOSSIBLE, "does not name each number once")
+
+
+# ------------------------------------------------------------------------------------------------------------- slopes and softmaxes
+
+
+def _leaked(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """Positive numbers as they are, others times a slope of the range."""
+    given, entered = draw.first.to(torch.float64), draw.entered
+    if entered is None or entered.shape != value.shape or given.shape != value.shape:
+        return None
+    low, high = float(draw.argument("lower", 1, 1 / 8)), float(draw.argument("upper", 2, 1 / 3))
+    entered, found = entered.to(torch.float64), value.to(torch.float64)
+    eps, is_steep = _ROUNDINGS * torch.finfo(value.dtype).eps, (given < 0) & (entered.abs() > torch.finfo(value.dtype).tiny / _eps(value))
+    if bool(((found - entered).abs() > eps * entered.abs())[given > 0].any()):
+        return IMPOSSIBLE, "changes numbers above 0"
+    slopes = (found / entered)[is_steep]
+    room = eps * max(abs(low), abs(high))
+    if bool(((slopes < low - room) | (slopes > high + room)).any()):
+        return IMPOSSIBLE, f"has slopes outside of {low:.3g} to {high:.3g}"
+    if high - low <= 8 * room:
+        return 0.0, ""
+    ranks = torch.arange(_ENOUGH, dtype=torch.float64).add(0.5) / _ENOUGH
+    return apart_as_samples(slopes, low + (high - low) * ranks, value.dtype), "draws slopes that are not spread evenly"
+
+
+def _eps(value: torch.Tensor) -> float:
+    return float(torch.finfo(value.dtype).eps)
+
+
+def _softened(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """Shares that add up to 1; the largest of a row is a category as often as its softmax says, whatever the temperature is."""
+    dim, is_hard = int(draw.argument("dim", 4, -1)), bool(draw.argument("hard", 2, False))
+    if not value.numel() or not value.dim():
+        return 0.0, ""
+    rows, logits = (one.to(torch.float64).movedim(dim, -1).reshape(-1, one.shape[dim]) for one in (value, draw.first))
+    room = _ROUNDINGS * rows.shape[-1] * _eps(value)
+    if not bool(torch.isfinite(rows).all()) or bool((rows < -room).any()) or bool(((rows.sum(-1) - 1).abs() > room).any()):
+        return IMPOSSIBLE, "does not give shares that add up to 1"
+    if is_hard and bool((torch.minimum(rows.abs(), (rows - 1).abs()) > room).any()):
+        return IMPOSSIBLE, "gives other shares than 0 and 1"
+    return _frequencies(rows.argmax(-1, keepdim=True), logits.softmax(-1), _eps(value))
+
+
+def _softened_backward(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """Whatever was drawn, the gradients of a row add up to 0, and none is larger than the softmax is steep."""
+    dim, entered = int(draw.argument("dim", 4, -1)), draw.entered
+    if entered is None or not value.numel() or not value.dim():
+        return 0.0, ""
+    rows, given = (one.to(torch.float64).movedim(dim, -1).reshape(-1, one.shape[dim]) for one in (value, entered))
+    steepest = 2 * given.abs().amax(-1) / abs(float(draw.argument("tau", 1, 1.0)))
+    room = _ROUNDINGS * rows.shape[-1] * _eps(value) * steepest + torch.finfo(value.dtype).tiny
+    is_sound = (rows.sum(-1).abs() <= room) & (rows.abs().amax(-1) <= steepest + room)
+    return (0.0, "") if bool(is_sound.all()) else (IMPOSSIBLE, "gives gradients that no draw explains")
+
+
+_OTHERS: dict[str, _Judge] = {
+    "multinomial": _chosen,
+    "poisson": _counted,
+    "binomial": _counted,
+    "randperm": _permuted,
+}

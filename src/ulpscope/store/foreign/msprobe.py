@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the dumps of msprobe, 1.x to 26.x: dump.json with stack.json, construct.json and dump_tensor_data/.
+
+    dump/step0/rank0/dump.json      any of these four paths can be opened; `rank` alone and `proc4711`
+                                    stand for a process that was not distributed
+
+dump.json is needed; what is wrong with the other two goes to the ledger. Absolute paths inside a dump are not followed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ulpscope.errors import DamagedRunError, NotARunError
+from ulpscope.model import Arguments, CallName, CallRecord, Frame, LedgerEntry, Phase, Role, RunInfo, Slot, TensorRecord
+from ulpscope.store.foreign.reader import (
+    NOT_RECORDED,
+    ForeignRun,
+    Numbering,
+    Place,
+    Reading,
+    canonical_dtype,
+    fingerprint,
+    is_crowded,
+    join_backward,
+    mark_late_inputs,
+    number_ranks,
+    operation,
+    summary,
+    tensor_shape,
+    user_frames,
+)
+
+__all__ = ["load_json", "open_dump", "open_files", "recognize"]
+
+_MAX_JSON_BYTES = 2 << 30  # parsed it takes about eight times as much memory
+_HEAD_BYTES = 4096
+_MAX_DEPTH = 64
+_MAX_NAME = 1024
+
+_API_NAME = re.compile(r"(?P<namespace>.+?)\.(?P<name>.+)\.(?P<index>\d{1,9})\.(?P<phase>forward|backward)")
+_MODULE_NAME = re.compile(
+    r"(?:Module|Cell)\.(?:(?P<path>.+)\.)?(?P<kind>[^.]+)\.(?P<phase>forward|backward|parameters_grad)(?:\.(?P<index>\d{1,9}))?"
+)
+_FRAME = re.compile(r"File (?P<file>.+?), line (?P<line>\d{1,9}), in (?P<function>.+?),? ?(?:\n(?P<code>.*))?", re.DOTALL)
+_HEADER = re.compile(rb'"(task|level|framework)"\s*:\s*"([^"\\]*)"')
+
+
+def recognize(path: Path) -> bool:
+    """Whether the path looks like a dump of msprobe."""
+    if path.is_file():
+        return path.name == "dump.json" or (path.suffix == ".json" and b'"dump_data_dir"' in _head(path))
+    return bool(_rank_folders(path))
+
+
+def open_dump(path: Path) -> ForeignRun:
+    """Open a dump by its root, a step folder, a rank folder or its dump.json."""
+    places = tuple(_places(path))
+    if not places:
+        raise NotARunError(f"'{path}' holds no dump.json, neither itself nor in step*/rank* below; give the folder that holds the steps")
+    return _run(path, places)
+
+
+def open_files(path: Path, files: Mapping[tuple[int, int], Path]) -> ForeignRun:
+    """Dump files as one run, each at the rank and step that the caller says; `path` is what the user calls it."""
+    return _run(path, tuple(Place(rank, step, file, file.parent / "dump_tensor_data") for (rank, step), file in files.items()))
+
+
+def _run(path: Path, places: tuple[Place, ...]) -> ForeignRun:
+    header = {key.decode(): value.decode("utf-8", "replace") for key, value in _HEADER.findall(_head(places[0].file))}
+    world_size = len({place.rank for place in places})
+    return ForeignRun(path, RunInfo(format="msprobe", tool="msprobe", world_size=world_size, options=header), places, _read)
+
+
+def _head(file: Path) -> bytes:
+    with _opened(file) as stream:
+        return stream.read(_HEAD_BYTES)
+
+
+def _opened(file: Path) -> IO[bytes]:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise DamagedRunError(f"'{file}' cannot be opened ({error.strerror}); see whether it is still there and may be read") from None
+
+
+def _places(path: Path) -> Iterator[Place]:
+    if path.is_file():
+        yield Place(0, _step_number(path.parent.parent), path, path.parent / "dump_tensor_data")
+        return
+    steps: dict[int, list[Path]] = {}
+    for folder in _rank_folders(path):
+        steps.setdefault(_step_number(folder.parent), []).append(folder)
+    for step, folders in sorted(steps.items()):
+        for rank, folder in number_ranks(folders).items():
+            yield Place(rank, step, folder / "dump.json", folder / "dump_tensor_data")
+
+
+def _rank_folders(path: Path) -> list[Path]:
+    if (path / "dump.json").is_file():
+        return [path]
+    if not path.is_dir():
+        return []
+    candidates = [
+        *_folders(path, r"(rank|proc|pid)\d*"),
+        *(rank for step in _folders(path, r"step\d+") for rank in _folders(step, r"(rank|proc|pid)\d*")),
+    ]
+    return [folder for folder in candidates if (folder / "dump.json").is_file()]
+
+
+def _folders(path: Path, pattern: str) -> list[Path]:
+    if not os.access(path, os.R_OK | os.X_OK):
+        return []
+    return sorted(entry for entry in path.iterdir() if re.fullmatch(pattern, entry.name) and entry.is_dir())
+
+
+def _step_number(folder: Path) -> int:
+    match = re.fullmatch(r"step(\d{1,9})", folder.name)
+    return int(match[1]) if match else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A key of `data`: our operation, the tool's operation and count, and what the entry holds."""
+
+    op: str
+    source: str
+    index: int
+    phase: Phase
+    module: str | None = None
+    is_parameters_grad: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> _Name | None:
+        if len(text) > _MAX_NAME:
+            return None
+        if match := _MODULE_NAME.fullmatch(text):
+            path, kind, phase = match["path"] or "", match["kind"], match["phase"]
+            return cls(f"module.{kind}", f"{path}.{kind}", int(match["index"] or 0), _phase(phase), path, phase == "parameters_grad")
+        if match := _API_NAME.fullmatch(text):
+            namespace, name = match["namespace"], match["name"]
+            return cls(operation(namespace, name), f"{namespace}.{name}", int(match["index"]), _phase(match["phase"]))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One entry of `data`."""
+
+    key: str
+    name: _Name
+    body: dict[str, Any]
+
+
+def _phase(text: str) -> Phase:
+    return "forward" if text == "forward" else "backward"
+
+
+def _read(place: Place) -> Reading:
+    data = load_json(place.file).get("data")
+    if not isinstance(data, dict):
+        raise DamagedRunError(f"'{place.file}' has no object named 'data', so it is no dump of msprobe; give another path")
+    ledger: list[LedgerEntry] = []
+    entries = _entries(place, data, ledger)
+    dump = _Dump(
+        place=place,
+        entries=_in_order(entries),
+        numbering=Numbering((entry.name.op, entry.name.source, entry.name.index) for entry in entries),
+        stacks=_stacks(_side_file(place, "stack.json", ledger)),
+        parents=_parents(_side_file(place, "construct.json", ledger)),
+        kept=place.kept(),
+    )
+    return Reading(tuple(dump.records()), tuple(ledger))
+
+
+def _entries(place: Place, data: dict[str, Any], ledger: list[LedgerEntry]) -> list[_Entry]:
+    """The entries that are calls; how many are not goes to the ledger."""
+    entries: list[_Entry] = []
+    unknown: list[str] = []
+    for key, body in data.items():
+        name = _Name.parse(key)
+        if name is None or not isinstance(body, dict):
+            unknown.append(key)
+        else:
+            entries.append(_Entry(key, name, body))
+    if unknown:
+        why = f"entries such as '{unknown[0][:80]}' are no calls"
+        ledger.append(LedgerEntry(what=f"reading {place.file.name}", why=why, step=place.step, count=len(unknown)))
+    return entries
+
+
+def _in_order(entries: list[_Entry]) -> list[_Entry]:
+    """1.x reserves the place of a parameter's gradient when its module runs forward; it belongs behind the backward.
+
+    Gradients arrive in the opposite order, which is also the order of later versions.
+    """
+    backward = [at for at, entry in enumerate(entries) if entry.name.phase == "backward" and not entry.name.is_parameters_grad]
+    if not backward:
+        return entries
+    early = [entry for entry in reversed(entries[: backward[0]]) if entry.name.is_parameters_grad]
+    before = [entry for entry in entries[: backward[0]] if not entry.name.is_parameters_grad]
+    return [*before, *entries[backward[0] : backward[-1] + 1], *early, *entries[backward[-1] + 1 :]]
+
+
+def load_json(file: Path) -> dict[str, Any]:
+    """The object in a json file of a dump; anything else is refused in one sentence."""
+    with _opened(file) as stream:
+        size = stream.seek(0, os.SEEK_END)
+    if size > _MAX_JSON_BYTES:
+        raise DamagedRunError(
+            f"'{file}' is {size / 1e9:.1f} GB, at most {_MAX_JSON_BYTES >> 30} GiB can be read; dump fewer calls or ranks"
+        )
+    text = file.read_bytes()
+    if is_crowded(text):
+        raise DamagedRunError(f"'{file}' is all brackets, {size} bytes of them, and no dump; dump this run again")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.pos >= len(text.rstrip()) or not text.rstrip().endswith(b"}"):
+            raise DamagedRunError(
+                f"'{file}' ends in the middle, after {size} bytes: its writer was killed or is still at work; dump again"
+            ) from None
+        raise DamagedRunError(
+            f"'{file}' is not JSON at line {error.lineno}, column {error.colno} ({error.msg}); dump this run again"
+        ) from None
+    except RecursionError:
+        raise DamagedRunError(f"'{file}' nests its values too deeply to be a dump; dump this run again") from None
+    except ValueError as error:
+        raise DamagedRunError(f"'{file}' is not JSON ({str(error)[:80]}); dump this run again") from None
+    if not isinstance(value, dict):
+        raise DamagedRunError(f"'{file}' holds a {type(value).__name__} where a dump has an object; give another path")
+    return value
+
+
+def _side_file(place: Place, name: str, ledger: list[LedgerEntry]) -> dict[str, Any]:
+    file = place.file.with_name(name)
+    if not file.is_file():
+        return {}
+    try:
+        return load_json(file)
+    except DamagedRunError as error:
+        ledger.append(LedgerEntry(what=f"reading {name}", why=str(error), step=place.step))
+        return {}
+
+
+def _stacks(data: dict[str, Any]) -> dict[str, tuple[Frame, ...]]:
+    """Frames by entry: 26.x writes number -> [names, frames], the older form is name -> frames."""
+    stacks: dict[str, tuple[Frame, ...]] = {}
+    for key, value in data.items():
+        if not isinstance(value, list):
+            continue
+        if len(value) == 2 and all(isinstance(part, list) for part in value):
+            names, frames = value
+        else:
+            names, frames = [key], value
+        parsed = user_frames(_frames(frames))
+        stacks.update((name, parsed) for name in names if isinstance(name, str))
+    return stacks
+
+
+def _frames(lines: list[Any]) -> Iterator[Frame]:
+    for line in lines:
+        match = _FRAME.fullmatch(line) if isinstance(line, str) and len(line) < 8 * _MAX_NAME else None
+        if match:
+            yield Frame(match["file"], int(match["line"]), match["function"], (match["code"] or "").strip())
+
+
+def _parents(data: dict[str, Any]) -> dict[str, str]:
+    """The parent of each entry; under Megatron the value is [parent, number of the micro step]."""
+    firsts = ((key, value[0] if isinstance(value, list) and value else value) for key, value in data.items())
+    return {key: parent for key, parent in firsts if isinstance(parent, str)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dump:
+    """Everything that is known about one step of one rank."""
+
+    place: Place
+    entries: list[_Entry]
+    numbering: Numbering
+    stacks: dict[str, tuple[Frame, ...]]
+    parents: dict[str, str]
+    kept: frozenset[str]
+
+    def records(self) -> Iterator[CallRecord]:
+        return join_backward(mark_late_inputs(self._record(order, entry) for order, entry in enumerate(self.entries)))
+
+    def _record(self, order: int, entry: _Entry) -> CallRecord:
+        name, leaves = entry.name, _Leaves(self.place, entry.key, self.kept)
+        arguments = leaves.take(entry)
+        parent = self.parents.get(entry.key, "")
+        above = _Name.parse(parent)
+        return CallRecord(
+            rank=self.place.rank,
+            step=self.place.step,
+            order=order,
+            call=self._call(name),
+            phase=name.phase,
+            level="api" if name.module is None else "module",
+            module=name.module if name.module is not None else (above.module or "") if above else "",
+            parent=str(self._call(above)) if above and self.numbering.knows(above.op, above.source, above.index) else parent,
+            arguments=arguments,
+            slots=tuple(leaves.found),
+            stack=self.stacks.get(entry.key, ()),
+            recompute=entry.body.get("is_recompute") is True,
+            recorded_as=entry.key,
+        )
+
+    def _call(self, name: _Name) -> CallName:
+        call = self.numbering.name(name.op, name.source, name.index)
+        return CallName(f"{call.op}.parameters_grad", call.index) if name.is_parameters_grad else call
+
+
+@dataclass(slots=True)
+class _Leaves:
+    """Walks the values of one entry: tensors are collected in `found`, the rest becomes arguments."""
+
+    place: Place
+    key: str
+    kept: frozenset[str]
+    found: list[TensorRecord] = field(default_factory=list)
+
+    def take(self, entry: _Entry) -> Arguments | None:
+        body = entry.body
+        if entry.name.is_parameters_grad:
+            self._collect("gradient", {key: leaf[0] if isinstance(leaf, list) and leaf else leaf for key, leaf in body.items()})
+            return None
+        args = self._collect("input", body.get("input_args", body.get("input", [])))
+        kwargs = self._collect("input", body.get("input_kwargs", {}))
+        self._collect("parameter", body.get("parameters", {}))
+        self._collect("output", body.get("output", []))
+        if entry.name.phase == "backward":
+            return None
+        return Arguments(args=tuple(value for _, value in args), kwargs={str(key): value for key, value in kwargs} or None)
+
+    def _collect(self, role: Role, leaves: object) -> list[tuple[int | str, Any]]:
+        """The values of a container by position or name; a lone leaf counts as position 0."""
+        if isinstance(leaves, dict) and not _is_leaf(leaves):
+            return [(key, self._value(leaf, Slot(role, (key,)))) for key, leaf in leaves.items()]
+        positions = leaves if isinstance(leaves, list) else [] if leaves is None else [leaves]
+        return [(at, self._value(leaf, Slot(role, (at,)))) for at, leaf in enumerate(positions)]
+
+    def _value(self, leaf: Any, slot: Slot) -> Any:
+        if len(slot.path) > _MAX_DEPTH:
+            raise DamagedRunError(f"'{self.place.file}' nests its values too deeply to be a dump, in '{self.key}'; dump this run again")
+        if isinstance(leaf, list):
+            return [self._value(part, Slot(slot.role, (*slot.path, at))) for at, part in enumerate(leaf)]
+        if not isinstance(leaf, dict):
+            return _plain(leaf)
+        if "dtype" in leaf and "shape" in leaf:
+            self.found.append(self._tensor(leaf, slot))
+            return {"$tensor": str(slot)}
+        if isinstance(leaf.get("type"), str):
+            return _argument(leaf["type"], leaf)
+        return {key: self._value(part, Slot(slot.role, (*slot.path, key))) for key, part in leaf.items()} or NOT_RECORDED
+
+    def _tensor(self, leaf: dict[str, Any], slot: Slot) -> TensorRecord:
+        dtype, shape = canonical_dtype(str(leaf["dtype"])), self._shape(leaf["shape"], slot)
+        content, note = self._content(leaf.get("data_name"))
+        return TensorRecord(
+            slot=slot,
+            dtype=dtype,
+            shape=shape,
+            requires_grad=leaf.get("requires_grad") is True,
+            summary=summary(dtype, shape, low=leaf.get("Min"), high=leaf.get("Max"), mean=leaf.get("Mean"), norm=leaf.get("Norm")),
+            fingerprint=fingerprint(leaf.get("md5")),
+            content=content,
+            note=note,
+        )
+
+    def _shape(self, value: object, slot: Slot) -> tuple[int, ...]:
+        shape = tensor_shape(value)
+        if shape is not None:
+            return shape
+        raise DamagedRunError(
+            f"'{self.place.file}' gives {slot} of '{self.key}' the shape {str(value)[:60]}, which is none; dump this run again"
+        )
+
+    def _content(self, name: object) -> tuple[str | None, str]:
+        if not isinstance(name, str) or not name.endswith((".pt", ".npy")):
+            return None, ""
+        if name in self.kept:
+            return name, ""
+        return None, f"the file '{name[:200]}' is not in the dump"
+
+
+def _is_leaf(value: dict[str, Any]) -> bool:
+    return isinstance(value.get("type"), str) or ("dtype" in value and "shape" in value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+        return {"$int": str(value)}
+    return value
+
+
+def _argument(kind: str, leaf: dict[str, Any]) -> Any:
+    """A leaf that is no tensor, in our notation."""
+    value = leaf.get("value")
+    name = str(value if value is not None else leaf.get("format", "")).removeprefix("torch.")
+    match kind:
+        case "int" | "float" | "bool" | "str":
+            return _plain(value)
+        case "slice":
+            return {"$slice": value}
+        case "ellipsis":
+            return {"$ellipsis": True}
+        case "torch.Size":
+            return {"$size": value}
+        case "torch.dtype":
+            return {"$dtype": name}
+        case "torch.device":
+            return {"$device": name}
+        case "torch.memory_format":
+            return {"$memory_format": name}
+        case "complex" if isinstance(value, list):
+            return {"$complex": value}
+    rest = {key: part for key, part in leaf.items() if key != "type"}
+    return {"$object": kind, "repr": json.dumps(rest)[:200]}

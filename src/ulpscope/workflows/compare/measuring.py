@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of two runs, matched and measured: the tensors of a step are read while the one before it is judged.
+
+Records of two steps are in memory at once, and as many tensors as there are cores. Values that appear in many slots (an output is
+the next call's input, and often seen in another shape) are measured once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+from ulpscope.match import Mapping, match_calls, with_makers_first
+from ulpscope.measure import measure_slot, measure_sums, with_shape
+from ulpscope.model import CallRecord, Frame, Measurement, Pair, Run, SlotPair, TensorMeasurement, TensorRecord
+from ulpscope.numerics.difference.guessing import Guess
+from ulpscope.numerics.difference.kept_pairs import GuessedPairs, KeptPairs, Scratch
+from ulpscope.numerics.difference.kept_place import Kept
+from ulpscope.store import DirectoryRun
+from ulpscope.workflows.compare.ahead import Ahead, Task
+
+__all__ = ["MeasuredStep", "measured_steps"]
+
+_LARGE = 1 << 14
+
+
+def measured_steps(
+    subject: Run, reference: Run, parts: Sequence[tuple[int, int]], mapping: Mapping | None, ahead: Ahead, guess: Guess | None = None
+) -> Iterator[MeasuredStep]:
+    """The given ranks and steps in their order. The first is under way when this returns, every other one before its turn.
+
+    `guess` is what was begun of the first.
+    """
+    stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+    scratch = Scratch()
+    steps = (MeasuredStep(subject, reference, rank, step, mapping, stacks, ahead, scratch) for rank, step in parts[1:])
+    return _one_ahead(MeasuredStep(subject, reference, *parts[0], mapping, stacks, ahead, scratch, guess), steps)
+
+
+def _one_ahead(first: MeasuredStep, rest: Iterable[MeasuredStep]) -> Iterator[MeasuredStep]:
+    for following in rest:
+        yield first
+        first = following
+    yield first
+
+
+class _Sums(NamedTuple):
+    """A slot whose values are looked at by the kernel alone."""
+
+    pairs: KeptPairs | GuessedPairs
+    number: int
+    slot: SlotPair
+
+
+class MeasuredStep:
+    """The pairs of one rank and step; `measurements` tells those of a pair, and large tensors are measured ahead."""
+
+    def __init__(
+        self,
+        subject: Run,
+        reference: Run,
+        rank: int,
+        step: int,
+        mapping: Mapping | None,
+        stacks: dict[tuple[Frame, ...], tuple[Frame, ...]],
+        ahead: Ahead,
+        scratch: Scratch,
+        guess: Guess | None = None,
+    ) -> None:
+        self.rank = rank
+        self.step = step
+        ours, theirs = (_sharing_stacks(run.records(rank, step), stacks) for run in (subject, reference))
+        self.pairs = with_makers_first(match_calls(ours, theirs, mapping))
+        self._read_subject = lambda content: subject.tensor(rank, step, content)
+        self._read_reference = lambda content: reference.tensor(rank, step, content)
+        self._known: dict[Hashable, tuple[tuple[int, ...], Measurement | Task[Measurement] | _Sums]] = {}
+        self._shaped: dict[Hashable, Measurement] = {}
+        self._kept = KeptPairs(scratch)
+        wanted = self._wanted(subject, reference)
+        guessed = GuessedPairs(guess, rank, step) if guess is not None else None  # as late as can be: until here it works
+        for key, (slot, *sides) in wanted.items():
+            if guessed is not None and (number := guessed.number(*sides)) is not None:
+                self._known[key] = (_shape(slot), _Sums(guessed, number, slot))
+            elif (number := self._kept.add(*sides)) is not None:
+                self._known[key] = (_shape(slot), _Sums(self._kept, number, slot))
+            elif prod(_shape(slot)) >= _LARGE:
+                self._known[key] = (_shape(slot), ahead.submit(self._measure, slot))
+        self._kept.begin()
+        ahead.share(self._kept)
+
+    def _wanted(self, subject: Run, reference: Run) -> dict[Hashable, tuple[SlotPair, Kept | None, Kept | None]]:
+        """The values that have to be read, each once, and where they lie."""
+        wanted: dict[Hashable, tuple[SlotPair, Kept | None, Kept | None]] = {}
+        for slot in (slot for pair in self.pairs for slot in pair.slots):
+            if _has_values(slot) and (key := _values(slot)) is not None and key not in wanted:
+                wanted[key] = (slot, _kept(subject, self, slot.subject), _kept(reference, self, slot.reference))
+        return wanted
+
+    def measurements(self, pair: Pair) -> list[Measurement]:
+        return [self._measurement(slot) for slot in pair.slots]
+
+    def _measurement(self, slot: SlotPair) -> Measurement:
+        key = _values(slot)
+        if key is None:
+            return self._measure(slot)
+        shape = _shape(slot)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = (shape, self._measure(slot))
+        elif isinstance(known[1], (Task, _Sums)):
+            known = self._known[key] = (known[0], known[1].result() if isinstance(known[1], Task) else self._measured(known[1]))
+        as_measured, found = known
+        assert not isinstance(found, (Task, _Sums))
+        if as_measured == shape or not isinstance(found, TensorMeasurement):
+            return found
+        return self._shaped.get((key, shape)) or self._shaped.setdefault((key, shape), with_shape(found, as_measured, shape))
+
+    def _measured(self, sums: _Sums) -> Measurement:
+        compared = sums.pairs.compared(sums.number)
+        if compared is None:
+            return self._measure(sums.slot)
+        record = sums.slot.subject
+        assert record is not None
+        return measure_sums(record.dtype, record.shape, *compared)
+
+    def _measure(self, slot: SlotPair) -> Measurement:
+        return measure_slot(slot, self._read_subject, self._read_reference)
+
+
+def _sharing_stacks(records: Iterable[CallRecord], stacks: dict[tuple[Frame, ...], tuple[Frame, ...]]) -> Iterator[CallRecord]:
+    """Equal stacks become one object: a run has as many records as calls, but only as many stacks as lines."""
+    here: dict[int, tuple[tuple[Frame, ...], tuple[Frame, ...]]] = {}  # within a step most are one object already
+    for record in records:
+        found = here.get(id(record.stack))
+        if found is None:
+            found = here[id(record.stack)] = (record.stack, stacks.setdefault(record.stack, record.stack))
+        yield record if found[1] is record.stack else replace(record, stack=found[1])
+
+
+def _shape(slot: SlotPair) -> tuple[int, ...]:
+    return slot.subject.shape if slot.subject is not None else ()
+
+
+def _values(slot: SlotPair) -> Hashable | None:
+    """What a measurement depends on, but for the shape of values that are read; None where nothing identifies the values."""
+    ours, theirs = slot.subject, slot.reference
+    if ours is None or theirs is None:
+        return None
+    if _is_read(ours, theirs) and ours.fingerprint is not None and theirs.fingerprint is not None:
+        return ours.fingerprint, theirs.fingerprint, ours.dtype, theirs.dtype
+    key = (_value(ours), _value(theirs))
+    return None if None in key else key
+
+
+def _is_read(ours: TensorRecord, theirs: TensorRecord) -> bool:
+    """Whether values have to be read."""
+    if ours.content is None or theirs.content is None or ours.shape != theirs.shape:
+        return False
+    return ours.fingerprint is None or ours.fingerprint != theirs.fingerprint
+
+
+def _has_values(slot: SlotPair) -> bool:
+    """Whether values have to be read."""
+    ours, theirs = slot.subject, slot.reference
+    return ours is not None and theirs is not None and _is_read(ours, theirs)
+
+
+def _kept(run: Run, step: MeasuredStep, record: TensorRecord | None) -> Kept | None:
+    """Where the values lie, as far as they are those that the record speaks of."""
+    if not isinstance(run, DirectoryRun) or record is None or record.content is None:
+        return None
+    found = run.kept(step.rank, step.step, record.content)
+    return found if found is not None and (found.dtype, found.shape) == (record.dtype, record.shape) else None
+
+
+def _value(record: TensorRecord) -> Hashable | None:
+    if record.fingerprint is None and record.content is None:
+        return None
+    return record.fingerprint, record.content, record.dtype, record.shape
