@@ -112,7 +112,7 @@ def test_file_holds_exactly_the_page_data(tmp_path: Path) -> None:
 
 
 def test_built_page_is_small_and_has_one_place_for_data() -> None:
-    page = Path(html.__file__).with_name("assets") / "report.html"
+    page = Path(html.__file__).parent.with_name("assets") / "report.html"
     assert page.stat().st_size < 200_000
     assert page.read_text(encoding="utf-8").count(html.MARKER) == 1
 

@@ -17,7 +17,7 @@ from ulpscope.model import Frame
 
 __all__ = ["Running", "Stack", "StackReader", "is_recompute"]
 
-_OURS = str(Path(__file__).parents[1]) + "/"
+_OURS = str(Path(__file__).parents[2]) + "/"
 _DEMO = _OURS + "testing/demo/"
 _RUNNER = _OURS + "workflows/record/running.py"
 _GRAPH = "<eval_with_key>"  # the code of a graph, whose number changes from run to run

@@ -138,7 +138,7 @@ def _write(comparison: Comparison, kind: str, path: Path, lines: PairLines | Non
         _write_json(comparison, path, lines)
         return
     module, function = _RENDERERS[kind]
-    renderer: Renderer = getattr(import_module(f"ulpscope.report.{module}"), function)
+    renderer: Renderer = getattr(import_module(f"ulpscope.report.comparison.{module}"), function)
     renderer(comparison, path)
 
 
