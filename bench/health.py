@@ -113,7 +113,7 @@ Opening = Callable[[Training, Path], AbstractContextManager[Any]]
 
 def watched(**wishes: Any) -> Opening:
     def opening(training: Training, into: Path) -> AbstractContextManager[Any]:
-        from ulpscope.workflows.health_watch import watch
+        from ulpscope.workflows.health_recording import watch
 
         return watch(training.model, training.optimizer, into=into, quiet=True, **wishes)
 

@@ -26,6 +26,7 @@ PUBLIC_NAMES = [
     "Comparison",
     "Finding",
     "HealthComparison",
+    "HealthRecording",
     "HealthRun",
     "HealthWatch",
     "InputError",
@@ -44,6 +45,7 @@ PUBLIC_NAMES = [
     "find_nonfinite",
     "open_health",
     "open_run",
+    "record_health",
     "watch",
 ]
 

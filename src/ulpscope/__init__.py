@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ulpscope.store.series import HealthRun
     from ulpscope.workflows.check.checking import check_run
     from ulpscope.workflows.compare.comparing import compare_runs
-    from ulpscope.workflows.health_watch import HealthWatch, compare_health, watch
+    from ulpscope.workflows.health_recording import HealthRecording, HealthWatch, compare_health, record_health, watch
     from ulpscope.workflows.nonfinite import find_nonfinite
     from ulpscope.workflows.record.capturing import Capture
 
@@ -33,6 +33,7 @@ __all__ = [
     "Comparison",
     "Finding",
     "HealthComparison",
+    "HealthRecording",
     "HealthRun",
     "HealthWatch",
     "InputError",
@@ -51,6 +52,7 @@ __all__ = [
     "find_nonfinite",
     "open_health",
     "open_run",
+    "record_health",
     "watch",
 ]
 
@@ -61,20 +63,22 @@ _HOMES = {
     "Comparison": "ulpscope.model",
     "Finding": "ulpscope.model",
     "HealthComparison": "ulpscope.model.health",
+    "HealthRecording": "ulpscope.workflows.health_recording",
     "HealthRun": "ulpscope.store.series",
-    "HealthWatch": "ulpscope.workflows.health_watch",
+    "HealthWatch": "ulpscope.workflows.health_recording",
     "NonFinite": "ulpscope.model",
     "NonFiniteCall": "ulpscope.model",
     "NonFiniteReport": "ulpscope.model",
     "Run": "ulpscope.model",
     "TensorRecord": "ulpscope.model",
     "check_run": "ulpscope.workflows.check.checking",
-    "compare_health": "ulpscope.workflows.health_watch",
+    "compare_health": "ulpscope.workflows.health_recording",
     "compare_runs": "ulpscope.workflows.compare.comparing",
     "find_nonfinite": "ulpscope.workflows.nonfinite",
     "open_health": "ulpscope.store",
     "open_run": "ulpscope.store",
-    "watch": "ulpscope.workflows.health_watch",
+    "record_health": "ulpscope.workflows.health_recording",
+    "watch": "ulpscope.workflows.health_recording",
 }
 
 

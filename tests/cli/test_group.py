@@ -30,6 +30,8 @@ OPTIONS = {
         "--ranks",
         "--select",
         "--max-bytes",
+        "--nonfinite",
+        "--health",
         "--watch",
         "--watch-limit",
         "--watch-raise",
@@ -87,6 +89,7 @@ OPTIONS = {
     ],
     "check-devices": ["subject", "reference", "--csv", "--json", "--edition", "--quiet"],
     "nonfinite": ["run", "--json", "--html", "--quiet"],
+    "health": ["run", "--rank", "--interval", "--once"],
     "watch": ["run", "--rank", "--interval", "--once"],
     "compare-health": ["subject", "reference", "--json", "--html", "--png", "--csv", "--quiet"],
     "show": ["run", "glob", "--step", "--rank", "--phase", "--stacks", "--arguments", "--tensor", "--json", "--all"],
@@ -108,7 +111,8 @@ def ulpscope_command(*arguments: str | Path, **options: Any) -> subprocess.Compl
 
 def test_the_commands() -> None:
     assert cli.list_commands(click.Context(cli)) == [
-        *("run", "compare", "refine", "check", "check-devices", "nonfinite", "show", "watch", "compare-health", "build", "migrate", "demo")
+        *("run", "compare", "refine", "check", "check-devices", "nonfinite", "show"),
+        *("health", "watch", "compare-health", "build", "migrate", "demo"),
     ]
 
 

@@ -24,7 +24,7 @@ from ulpscope.capture.health import readings_triton as statistics_triton
 from ulpscope.capture.health.readings import Batch, Sampler, measure
 from ulpscope.numerics.summary.composing import sample_positions
 from ulpscope.store.series import open_health
-from ulpscope.workflows.health_watch import compare_health, watch
+from ulpscope.workflows.health_recording import compare_health, watch
 
 BOUNDS = (-1.0, 0.0, 1.0)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from ulpscope.workflows.health_watch import watch
+from ulpscope.workflows.health_recording import watch
 
 STEPS = 12
 FAULT = 6

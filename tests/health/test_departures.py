@@ -18,7 +18,7 @@ from ulpscope.errors import NotARunError, NothingComparableError
 from ulpscope.judge.health.departures import LIMITS
 from ulpscope.store import create_run
 from ulpscope.store.series import SeriesSink, open_health
-from ulpscope.workflows.health_watch import compare_health, watch
+from ulpscope.workflows.health_recording import compare_health, watch
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ulpscope.measure.health import drifting_replicas, joined_ranks
+from ulpscope.measure.health_series import drifting_replicas, joined_ranks
 from ulpscope.model.health import HealthSeries
 from ulpscope.store.series import open_health
-from ulpscope.workflows.health_watch import compare_health
+from ulpscope.workflows.health_recording import compare_health
 
 
 @pytest.fixture(scope="module")

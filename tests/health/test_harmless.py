@@ -12,7 +12,8 @@ import torch
 
 from tests.harmless import programs
 from ulpscope.store.series import open_health
-from ulpscope.workflows.health_watch import watch, watch_script
+from ulpscope.workflows.health_recording import record_script_health as watch_script
+from ulpscope.workflows.health_recording import watch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),

@@ -245,7 +245,7 @@ def test_reading_and_reporting_need_no_torch(folder: Path) -> None:
     code = """
 import sys
 sys.modules['torch'] = None
-from ulpscope.workflows.health_watch import compare_health
+from ulpscope.workflows.health_recording import compare_health
 print(compare_health(*sys.argv[1:]).parted_at)
 """
     command = [sys.executable, "-c", code, str(folder / "bad"), str(folder / "good")]

@@ -19,7 +19,8 @@ from ulpscope.capture.health.monitor import HealthSession
 from ulpscope.errors import CaptureWarning, InputError
 from ulpscope.model.health import Alert, HealthSeries
 from ulpscope.store.series import open_health
-from ulpscope.workflows.health_watch import watch, watch_script
+from ulpscope.workflows.health_recording import record_script_health as watch_script
+from ulpscope.workflows.health_recording import watch
 
 
 def network() -> nn.Sequential:
@@ -363,7 +364,7 @@ sys.path.insert(0, sys.argv[1])
 from ulpscope.testing import npu
 npu.install()
 from tests.health.training import train
-from ulpscope.workflows.health_watch import compare_health
+from ulpscope.workflows.health_recording import compare_health
 folder = Path(sys.argv[2])
 comparison = compare_health(train(folder / "npu", steps=12, device="npu"), train(folder / "cpu", steps=12))
 assert comparison.verdict == "together", comparison.findings

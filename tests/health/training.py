@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ulpscope.workflows.health_watch import watch
+from ulpscope.workflows.health_recording import watch
 
 FAULTS = ("learning rate", "frozen", "corrupted", "flipped", "stale", "stuck bucket")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope compare-health`: two watched runs in, the step at which they part out."""
+"""`ulpscope compare-health`: find the step at which two health runs part."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def compare_health(
     csv_file: Path | None,
     quiet: bool,
 ) -> None:
-    """Compare the watched run SUBJECT with the watched run REFERENCE: at which step do they part, and what leaves first?
+    """Compare the health run SUBJECT with the health run REFERENCE: at which step do they part, and what leaves first?
 
     \b
     Example:
       ulpscope compare-health runs/npu-health runs/gpu-health --html health.html
 
-    Both are folders written by ulpscope.watch or 'ulpscope run --watch health'. Runs with other random numbers compare too: what counts is
-    what leaves the noise that the runs have anyway.
+    Both are folders written by ulpscope.record_health or 'ulpscope run --health'. Runs with other random numbers compare too: a gradient
+    counts as departed when it leaves the noise that the two runs have anyway.
 
     Exit codes: 0 the runs stay together, 1 they part, 2 the question could not be answered: unrelated runs, bad input.
     """
     from ulpscope.report.replacing import check_writable
-    from ulpscope.workflows.health_watch import compare_health as compared
+    from ulpscope.workflows.health_recording import compare_health as compared
 
     for path in (json_file, html_file, csv_file):
         if path is not None and str(path) != "-":

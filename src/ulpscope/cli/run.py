@@ -23,7 +23,8 @@ _EPILOG = """
 \b
 Examples:
   ulpscope run --into runs/a --seed 1 train.py --epochs 1
-  ulpscope run --into runs/a --watch nonfinite train.py
+  ulpscope run --into runs/a --nonfinite train.py
+  ulpscope run --into runs/a --health --seed 1 train.py
   ulpscope run --into runs/a --keep tensors --steps 0-1 --seed 1 --deterministic -m package.train
   ulpscope run --into runs/a --keep tensors --seed 1 --select 'module:layers.1' --select '!*/Tensor.view*' train.py
   torchrun --nproc-per-node 2 -m ulpscope run --into runs/a --seed 1 train.py
@@ -89,14 +90,27 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.option(
     "--max-bytes", callback=_size, metavar="SIZE", help="Keep at most this much of tensors per rank, as in 20GB; statistics go on."
 )
+@click.option("--nonfinite", is_flag=True, help="Hunt for the first inf or NaN: keep only the call that makes it.")
+@click.option("--health", is_flag=True, help="Record only statistics of gradients, updates and weights, at every step.")
+@click.option("--watch", type=click.Choice(["nonfinite", "health"]), help="The older names of --nonfinite and --health.")
 @click.option(
-    "--watch",
-    type=click.Choice(["nonfinite", "health"]),
-    help="Not record but watch: nonfinite keeps the call that makes inf or NaN, health statistics of gradients and weights.",
+    "--nonfinite-limit",
+    "--watch-limit",
+    "nonfinite_limit",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="End the hunt after N faults; 0 for never.",
 )
-@click.option("--watch-limit", type=click.IntRange(min=0), default=1, show_default=True, metavar="N", help="Stop after N; 0 for never.")
-@click.option("--watch-raise", is_flag=True, help="Raise an error in the script where inf or NaN was made.")
-@click.option("--watch-calls", is_flag=True, help="Watch every call on an accelerator too, not every module: dearer, and names the call.")
+@click.option("--nonfinite-raise", "--watch-raise", "nonfinite_raise", is_flag=True, help="Raise an error in the script at inf or NaN.")
+@click.option(
+    "--nonfinite-calls",
+    "--watch-calls",
+    "nonfinite_calls",
+    is_flag=True,
+    help="Look at every call on an accelerator too, not every module: dearer, and names the call.",
+)
 @click.option("--seed", type=int, callback=checked_seed, help="Seed Python, NumPy and torch before the script starts.")
 @click.option("--deterministic", is_flag=True, help="Ask torch for deterministic kernels.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
@@ -110,10 +124,12 @@ def run(
     ranks: list[int] | None,
     select: tuple[str, ...],
     max_bytes: int | None,
+    nonfinite: bool,
+    health: bool,
     watch: str | None,
-    watch_limit: int,
-    watch_raise: bool,
-    watch_calls: bool,
+    nonfinite_limit: int,
+    nonfinite_raise: bool,
+    nonfinite_calls: bool,
     seed: int | None,
     deterministic: bool,
     is_module: bool,
@@ -122,32 +138,36 @@ def run(
 ) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record it.
 
-    A step ends with each optimizer step. The exit code is the script's own. With --watch nonfinite nothing is recorded
+    A step ends with each optimizer step. The exit code is the script's own. With --nonfinite nothing is recorded
     until a call makes inf or NaN, which is then named at the end.
     """
     from ulpscope.workflows.record.running import check_destination, make_comparable, run_script
 
+    nonfinite, health = nonfinite or watch == "nonfinite", health or watch == "health"
+    if nonfinite and health:
+        raise click.UsageError("--nonfinite and --health record different things: run the script once with each")
     check_destination(into)
     make_comparable(seed, deterministic=deterministic)
     is_first = os.environ.get("RANK", "0") == "0"
-    if watch == "health":
-        watched: list[Path | None] = []
-        code = run_script(script, list(arguments), _watching(into, watched), is_module=is_module)
-        for path in watched:
+    if health:
+        folders: list[Path | None] = []
+        code = run_script(script, list(arguments), _recording_health(into, folders), is_module=is_module)
+        for path in folders:
             if is_first and path is not None:
-                _say_what_was_watched(path)
+                _say_how_to_draw(path)
         sys.exit(code)
     options: dict[str, Any] = {"keep": keep, "level": level, "steps": steps, "ranks": ranks, "select": select, "max_bytes": max_bytes}
-    if watch == "nonfinite":
+    if nonfinite:
         from ulpscope.model import NonFinite
 
-        options["watch"] = NonFinite(limit=watch_limit or None, raise_error=watch_raise, calls=True if watch_calls else None)
+        hunt = NonFinite(limit=nonfinite_limit or None, raise_error=nonfinite_raise, calls=True if nonfinite_calls else None)
+        options["nonfinite"] = hunt
     from ulpscope.workflows.record.capturing import Capture
 
     capture = Capture.of_script(into, seed=seed, **options)
     code = run_script(script, list(arguments), capture, is_module=is_module)
     if is_first and capture.path is not None:
-        tell = _say_what_was_made if watch == "nonfinite" else _say_what_came
+        tell = _say_what_was_made if nonfinite else _say_what_came
         tell(capture.path)
     sys.exit(code)
 
@@ -165,22 +185,22 @@ def _say_what_was_made(path: Path) -> None:
 
 
 @contextmanager
-def _watching(into: str, watched: list[Path | None]) -> Iterator[None]:
-    """Watch the health of what trains inside, and add the folder that was written to `watched`."""
-    from ulpscope.workflows.health_watch import watch_script
+def _recording_health(into: str, folders: list[Path | None]) -> Iterator[None]:
+    """Record the health of the script that runs inside, and add the folder of the run to `folders`."""
+    from ulpscope.workflows.health_recording import record_script_health
 
-    with watch_script(into) as health:
-        watched.append(health.path)
+    with record_script_health(into) as health:
+        folders.append(health.path)
         yield
 
 
-def _say_what_was_watched(path: Path) -> None:
+def _say_how_to_draw(path: Path) -> None:
     draw, compare = (
         command_line("ulpscope", "watch", "--once", as_path(path)),
         command_line("ulpscope", "compare-health", as_path(path), "OTHER"),
     )
     click.echo(f"ulpscope: watched into '{visible(str(path))}'; draw it with: {draw}", err=True)
-    click.echo(f"ulpscope: find the step at which it parts from another watched run: {compare}", err=True)
+    click.echo(f"ulpscope: find the step at which it parts from another health run: {compare}", err=True)
 
 
 def _say_what_came(path: Path) -> None:

@@ -38,8 +38,9 @@ class Capture:
     `keep` is what stays of each tensor: "fingerprint", "statistics" or "tensors". `select` takes patterns over `module/call`
     (see `ulpscope run --help`). `optimizer` restricts which optimizers are recorded; without it all are.
     `max_bytes` limits the tensors kept by each rank: statistics go on. A folder that already holds a run is left alone; `path` says
-    where this one went. `watch="nonfinite"`, or a `NonFinite` with options, records nothing until a call makes inf or NaN, and then that
-    call with its values and the calls around it; it is cheap enough to leave on.
+    where this one went. `nonfinite=True`, or a `NonFinite` with options, hunts for inf and NaN: it records nothing until a call
+    makes one, and then that call with its values and the calls around it. That is cheap enough to leave on. `watch="nonfinite"` is
+    its older name.
 
     Nothing here changes what the program computes, and a failure to record never stops it.
     """
@@ -55,6 +56,7 @@ class Capture:
         steps: Iterable[int] | int | None = None,
         ranks: Iterable[int] | int | None = None,
         select: str | Sequence[str] | None = None,
+        nonfinite: bool | NonFinite = False,
         watch: Literal["nonfinite"] | NonFinite | None = None,
         max_bytes: int | None = None,
     ) -> None:
@@ -63,7 +65,7 @@ class Capture:
 
         _choose("level", level, get_args(capture.CaptureLevel))
         _choose("keep", keep, get_args(capture.Keep))
-        self._watch = _watch_options(watch, level)
+        self._hunt = _hunt_options(nonfinite, watch, level)
         self._into = Path(into)
         self._models: list[Any] = listed(model)
         self._optimizers = None if optimizer is None else listed(optimizer)
@@ -79,8 +81,8 @@ class Capture:
             "select": [select] if isinstance(select, str) else list(select or ()),
             "max_bytes": max_bytes,
         }
-        if self._watch is not None:
-            self._options |= {"keep": "tensors", "watch": {"nonfinite": _written_down(self._watch)}}
+        if self._hunt is not None:
+            self._options |= {"keep": "tensors", "watch": {"nonfinite": _written_down(self._hunt)}}
         self._session: CaptureSession | HuntSession | None = None
         self._path: Path | None = None
         self._has_told_size = False
@@ -154,10 +156,10 @@ class Capture:
     def _new_session(self, sink: Sink, rank: int, world_size: int) -> CaptureSession | HuntSession:
         from ulpscope.capture import CaptureSession, HuntSession
 
-        if self._watch is not None:
+        if self._hunt is not None:
             return HuntSession(
                 sink,
-                self._watch,
+                self._hunt,
                 rank=rank,
                 world_size=world_size,
                 models=self._models,
@@ -236,20 +238,25 @@ def _choose(what: str, value: str, choices: tuple[str, ...]) -> None:
         raise InputError(f"{what}={value!r} is not known; choose one of {', '.join(choices)}")
 
 
-def _watch_options(watch: object, level: str) -> NonFinite | None:
-    if watch is None:
+def _hunt_options(nonfinite: object, watch: object, level: str) -> NonFinite | None:
+    """Return the options of the hunt for inf and NaN, or None; `watch` is the older name of `nonfinite`."""
+    if nonfinite is not False and nonfinite is not None:
+        named, asked, shown = "nonfinite", nonfinite, "nonfinite=True"
+    elif watch is not None:
+        named, asked, shown = "watch", watch, "watch='nonfinite'"
+    else:
         return None
-    options = NonFinite() if watch == "nonfinite" else watch
+    options = NonFinite() if (named, asked) in {("nonfinite", True), ("watch", "nonfinite")} else asked
     if not isinstance(options, NonFinite):
-        raise InputError(f"watch={watch!r} is not known; write watch='nonfinite', or watch=ulpscope.NonFinite(...) for options")
+        raise InputError(f"{named}={asked!r} is not known; write {shown}, or {named}=ulpscope.NonFinite(...) for options")
     if level == "op":
-        raise InputError("watch='nonfinite' looks at calls or modules, not at level='op'; leave level out")
+        raise InputError(f"{shown} looks at calls or modules, not at level='op'; leave level out")
     if (options.limit is not None and options.limit < 1) or options.ring < 0:
-        raise InputError(f"a watch stops after a number of faults from 1 up, or None, and keeps a ring from 0 up, not {options}")
+        raise InputError(f"a hunt ends after a number of faults from 1 up, or None, and keeps a ring from 0 up, not {options}")
     return replace(options, calls=False) if level == "module" and options.calls is None else options
 
 
-def _written_down(watch: NonFinite) -> dict[str, Any]:
-    options = asdict(replace(watch, on_event=None))
+def _written_down(hunt: NonFinite) -> dict[str, Any]:
+    options = asdict(replace(hunt, on_event=None))
     del options["on_event"]
     return options

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`watch`: a training under observation, and `compare_health`: where two of them part.
+"""Record the health of a training (`record_health`), and find where two such runs part (`compare_health`).
 
-Capture measures, the store keeps, judge raises alerts; this file only puts them together. Nothing that fails here stops training.
+Capture measures, the store writes, judge raises alerts; this file puts the three together. A failure here never stops training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ulpscope.errors import InputError
 from ulpscope.explain.health import explain_health
 from ulpscope.judge.health.alerts import Vigil
 from ulpscope.judge.health.departures import chance_agreement, find_departures
-from ulpscope.measure.health import drifting_replicas, joined_ranks, paired_series
+from ulpscope.measure.health_series import drifting_replicas, joined_ranks, paired_series
 from ulpscope.model import LedgerEntry
 from ulpscope.model.health import Alert, Granularity, HealthComparison, HealthStep, HealthTarget, SeriesPair
 from ulpscope.report.escaping import visible
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ulpscope.capture.health.monitor import HealthSession
     from ulpscope.report.health.tensorboard import EventWriter
 
-__all__ = ["HealthWatch", "compare_health", "watch", "watch_script"]
+__all__ = ["HealthRecording", "HealthWatch", "compare_health", "record_health", "record_script_health", "watch"]
 
 KINDS = ("gradient", "parameter", "update", "moment")
 _COMPARED = frozenset({"gradient", "update", "parameter"})
@@ -44,8 +44,8 @@ _MOST_ALERTS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wishes:
-    """What a watch was asked for."""
+class _HealthOptions:
+    """Options of `record_health`, checked."""
 
     every: int = 1
     granularity: Granularity = "parameter"
@@ -83,12 +83,12 @@ class _Wishes:
         }
 
 
-class HealthWatch:
-    """A training under observation: what `watch` returns. It watches until `close`, or until its `with` block ends."""
+class HealthRecording:
+    """Record the health of a training until `close`, or until the `with` block ends; `record_health` returns one."""
 
-    def __init__(self, into: Path, wishes: _Wishes) -> None:
+    def __init__(self, into: Path, asked: _HealthOptions) -> None:
         self._into = into
-        self._wishes = wishes
+        self._asked = asked
         self._session: HealthSession | None = None
         self._sink: SeriesSink | None = None
         self._events: EventWriter | None = None
@@ -100,12 +100,12 @@ class HealthWatch:
 
     @property
     def path(self) -> Path | None:
-        """The folder of this run; None where it could not be made."""
+        """Return the folder of this run, or None where it could not be made."""
         return self._path
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
-        """What this process was warned about so far."""
+        """Return the alerts of this process so far."""
         return tuple(self._alerts)
 
     def log(self, **scalars: Any) -> None:
@@ -124,13 +124,13 @@ class HealthWatch:
             self._session.step()
 
     def close(self) -> None:
-        """Stop watching: every hook is removed and the files are closed."""
+        """Stop: remove every hook and close the files."""
         if self._session is not None:
             self._session.stop()
             self._session = None
         self._safely("close the series", self._close_files)
 
-    def __enter__(self) -> HealthWatch:
+    def __enter__(self) -> HealthRecording:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -139,19 +139,20 @@ class HealthWatch:
     # ---- what happens inside
 
     def _open(self) -> bool:
-        """Make the folder; without one, training goes on unwatched."""
+        """Make the folder. Without one, training goes on and its health is not recorded."""
         self._rank, world_size = rank_and_world_size()
         self._vigil = Vigil(self._rank)
         try:
             self._path = create_run(
-                self._into, describe_run(world_size, {"watch": "health", **self._wishes.of_session()}), launch=launch_name(world_size)
+                self._into, describe_run(world_size, {"watch": "health", **self._asked.of_session()}), launch=launch_name(world_size)
             )
-            self._sink = SeriesSink(self._path, self._rank, max_bytes=self._wishes.max_bytes)
+            self._sink = SeriesSink(self._path, self._rank, max_bytes=self._asked.max_bytes)
             self._events = self._open_events()
         except OSError as error:
             self._path = self._sink = None
             warn_user(
-                f"ulpscope cannot write to '{self._into}' ({error}). Training goes on unwatched; give a folder that can be written to."
+                f"ulpscope cannot write to '{self._into}' ({error}). "
+                "Training goes on, and its health is not recorded; give a folder that can be written to."
             )
             return False
         if self._path != self._into and self._rank == 0:
@@ -159,11 +160,11 @@ class HealthWatch:
         return True
 
     def _open_events(self) -> EventWriter | None:
-        if self._wishes.tensorboard is None:
+        if self._asked.tensorboard is None:
             return None
         from ulpscope.report.health.tensorboard import EventWriter
 
-        return EventWriter(Path(self._wishes.tensorboard) / f"rank{self._rank}")
+        return EventWriter(Path(self._asked.tensorboard) / f"rank{self._rank}")
 
     def _begin(self, models: Sequence[Any], optimizers: Sequence[Any] | None) -> HealthSession:
         from ulpscope.capture.health.monitor import HealthSession
@@ -172,9 +173,9 @@ class HealthWatch:
             self._take,
             models=models,
             optimizers=optimizers,
-            scaler=self._wishes.scaler,
+            scaler=self._asked.scaler,
             on_failure=self._failed,
-            **self._wishes.of_session(),
+            **self._asked.of_session(),
         )
         return self._session
 
@@ -192,10 +193,10 @@ class HealthWatch:
         self._alerts.append(alert)
         if self._sink is not None:
             self._sink.alert(alert)
-        if not self._wishes.quiet and self._rank == 0:
+        if not self._asked.quiet and self._rank == 0:
             print(visible(f"ulpscope: step {alert.step}: {alert.headline}"), file=sys.stderr)
-        if self._wishes.on_alert is not None:
-            self._safely("call on_alert", self._wishes.on_alert, alert)
+        if self._asked.on_alert is not None:
+            self._safely("call on_alert", self._asked.on_alert, alert)
 
     def _close_files(self) -> None:
         if self._sink is not None:
@@ -225,7 +226,7 @@ class HealthWatch:
             warn_user(f"ulpscope could not {what} ({why}). Training goes on unchanged; {rest}.")
 
 
-def watch(
+def record_health(
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: Any = None,
     into: str | os.PathLike[str] = "runs/health",
@@ -242,22 +243,22 @@ def watch(
     tensorboard: str | os.PathLike[str] | None = None,
     max_bytes: int = MAX_BYTES,
     quiet: bool = False,
-) -> HealthWatch:
-    """Watch a training: statistics of its gradients, parameters, updates and optimizer moments at every step.
+) -> HealthRecording:
+    """Record the health of a training: statistics of its gradients, parameters, updates and optimizer moments at every step.
 
-    >>> with ulpscope.watch(model, optimizer, into="runs/health") as health:  # doctest: +SKIP
+    >>> with ulpscope.record_health(model, optimizer, into="runs/health") as health:  # doctest: +SKIP
     ...     for batch in loader:
     ...         loss = train_step(batch)
     ...         health.log(loss=loss)
 
-    It watches from here on until `close()`. Steps are found from the optimizer. `granularity` says what a row stands for: a
+    It records from here on until `close()`. Steps are found from the optimizer. `granularity` says what a row stands for: a
     "parameter", a "layer" (a module's own parameters) or a "group" (of the optimizer). `bounds` adds histograms. `num_samples`
     positions of each gradient have their signs kept. `exact_updates` measures updates as a whole instead of at those positions,
     and needs the memory of a second copy of the model. `activations` are globs over module paths whose outputs are measured.
     `on_alert` is called with each Alert; `tensorboard` is a folder for event files. Nothing here changes what the program
-    computes, and a failure to watch never stops it.
+    computes, and a failure to record never stops it.
     """
-    wishes = _Wishes(
+    asked = _HealthOptions(
         every=every,
         granularity=granularity,
         kinds=kinds,
@@ -271,21 +272,21 @@ def watch(
         max_bytes=max_bytes,
         quiet=quiet,
     )
-    require("torch", extra="torch", purpose="watching a training")
-    handle = HealthWatch(Path(into), wishes)
+    require("torch", extra="torch", purpose="recording the health of a training")
+    handle = HealthRecording(Path(into), asked)
     if handle._open():
         handle._begin(listed(model), None if optimizer is None else listed(optimizer)).start()
     return handle
 
 
 @contextmanager
-def watch_script(into: str | os.PathLike[str], **wishes: Any) -> Iterator[HealthWatch]:
-    """Watch whatever trains inside the block: models, optimizers, losses, clipping and scalers are found by themselves.
+def record_script_health(into: str | os.PathLike[str], **options: Any) -> Iterator[HealthRecording]:
+    """Record the health of every training inside the block: it finds models, optimizers, losses, clipping and scalers by itself.
 
-    `wishes` are the keyword arguments of `watch`.
+    `options` are the keyword arguments of `record_health`.
     """
-    require("torch", extra="torch", purpose="watching a training")
-    handle = HealthWatch(Path(into), _Wishes(**wishes))
+    require("torch", extra="torch", purpose="recording the health of a training")
+    handle = HealthRecording(Path(into), _HealthOptions(**options))
     if not handle._open():
         yield handle
         return
@@ -298,11 +299,18 @@ def watch_script(into: str | os.PathLike[str], **wishes: Any) -> Iterator[Health
         handle.close()
 
 
-# ---- two watched runs
+watch = record_health
+"""The older name of `record_health`."""
+
+HealthWatch = HealthRecording
+"""The older name of `HealthRecording`."""
+
+
+# ---- two health runs
 
 
 def compare_health(subject: str | os.PathLike[str], reference: str | os.PathLike[str]) -> HealthComparison:
-    """Find the step at which two watched runs part, and what left first.
+    """Find the step at which two health runs part, and what left first.
 
     >>> compare_health("runs/npu-health", "runs/gpu-health").parted_at  # doctest: +SKIP
     412
