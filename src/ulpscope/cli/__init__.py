@@ -36,7 +36,7 @@ _COMMANDS = {
     "watch": "Draw the curves of a health run: the older name of health.",
     "compare-health": "Compare two health runs: the step at which they part.",
     "build": "Compile the part of the recorder that fits the installed torch.",
-    "migrate": "Say a config.json of msprobe in our words.",
+    "migrate": "Translate an msprobe config.json into ulpscope options.",
     "demo": "Record, break and compare a tiny model, right here.",
 }
 
