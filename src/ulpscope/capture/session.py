@@ -37,7 +37,7 @@ from ulpscope.capture.torch_internals import (
     work_of,
 )
 from ulpscope.capture.walk import Found, encode_arguments, slot_and_mark, tensors_in
-from ulpscope.model import Arguments, LedgerEntry, Level, Sink, Slot
+from ulpscope.model import Arguments, FrameSink, LedgerEntry, Level, Sink, Slot
 from ulpscope.numerics.summary.lent_threads import lend_threads
 
 __all__ = ["CaptureLevel", "CaptureSession"]
@@ -154,7 +154,7 @@ class CaptureSession(Session):
             if complete and not self._safety.is_broken:
                 self._end_step()
             if not self._safety.is_broken:
-                if hasattr(self._sink, "copy_closed_steps"):  # while the devices are still at work
+                if isinstance(self._sink, FrameSink):  # while the devices are still at work
                     self._sink.copy_closed_steps()
                 self._recorder.finish()
         finally:

@@ -32,7 +32,7 @@ from ulpscope.compat.bridge import add_finding
 from ulpscope.compat.seeding import seed_all
 from ulpscope.errors import InputError
 from ulpscope.measure import measure_tensors
-from ulpscope.model import CallRecord, LedgerEntry, Slot, TensorData, Undefined
+from ulpscope.model import CallRecord, LedgerEntry, SinkAbilities, Slot, TensorData, Undefined
 from ulpscope.numerics.casting import real_dtype, reals, widen
 from ulpscope.report.escaping import visible
 from ulpscope.store.foreign.npu_hooks import HooksLine, HooksRun
@@ -55,7 +55,7 @@ _MOVES = frozenset({"cpu", "cuda", "npu"})
 class HooksSink:
     """Writes the lines of the old tool. The text of a tensor's values is made once and kept in a file that has no name."""
 
-    shows_overwritten = True
+    abilities = SinkAbilities(shows_overwritten=True)
 
     def __init__(self) -> None:
         self.path: Path | None = None

@@ -18,7 +18,7 @@ from ulpscope.model.measurements import (
 )
 from ulpscope.model.names import INPUT_ROLES, OUTPUT_ROLES, ROLES, CallName, Role, Slot
 from ulpscope.model.pairs import MatchedBy, Pair, SlotPair
-from ulpscope.model.protocols import Renderer, Run, Sink
+from ulpscope.model.protocols import AbleSink, FrameSink, Renderer, Run, Sink, SinkAbilities, abilities_of
 from ulpscope.model.records import (
     Arguments,
     CallRecord,
@@ -56,6 +56,7 @@ __all__ = [
     "OUTPUT_ROLES",
     "PART_KINDS",
     "ROLES",
+    "AbleSink",
     "Amplification",
     "ArgumentDifference",
     "Arguments",
@@ -76,6 +77,7 @@ __all__ = [
     "FindingLevel",
     "FingerprintMeasurement",
     "Frame",
+    "FrameSink",
     "Gap",
     "Histogram",
     "JudgedCall",
@@ -105,6 +107,7 @@ __all__ = [
     "RunInfo",
     "Side",
     "Sink",
+    "SinkAbilities",
     "Slot",
     "SlotPair",
     "SlotReplay",
@@ -117,6 +120,7 @@ __all__ = [
     "Undefined",
     "Verdict",
     "VerdictLevel",
+    "abilities_of",
     "dtype",
     "joined_gaps",
     "view_content",

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ulpscope.model.findings import Comparison
-from ulpscope.model.records import CallRecord, TensorData
+from ulpscope.model.nouns import dataclass
+from ulpscope.model.records import CallRecord, CallRow, Frame, TensorData
 from ulpscope.model.runs import LedgerEntry, RunInfo
 
-__all__ = ["Renderer", "Run", "Sink"]
+__all__ = ["AbleSink", "FrameSink", "Renderer", "Run", "Sink", "SinkAbilities", "abilities_of"]
 
 
 class Sink(Protocol):
@@ -37,6 +38,49 @@ class Sink(Protocol):
 
     def close(self, *, complete: bool = True) -> None:
         """Close everything, an open step as complete or not; calling it twice is harmless."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkAbilities:
+    """Say what capture may do with a sink besides `Sink`; a sink that declares nothing can do none of it.
+
+    With `is_thread_safe` one thread may keep a tensor while another writes a record. With `keeps_views` a content key may name a view of
+    bytes that the sink holds (`view_content`). With `shows_overwritten` records show values that a call overwrites without reading them.
+    """
+
+    is_thread_safe: bool = False
+    keeps_views: bool = False
+    shows_overwritten: bool = False
+
+
+@runtime_checkable
+class AbleSink(Sink, Protocol):
+    """A sink that declares its abilities."""
+
+    @property
+    def abilities(self) -> SinkAbilities: ...
+
+
+@runtime_checkable
+class FrameSink(Sink, Protocol):
+    """A sink that writes the frames of our own store: it takes many records in one go, and puts off work that has time."""
+
+    def write_rows(self, rows: Iterable[CallRow]) -> None:
+        """Append records given as rows."""
+
+    def number_stack(self, stack: tuple[Frame, ...]) -> int:
+        """Return the number of a stack in the file of the open step."""
+
+    def write_frames(self, frames: bytes | memoryview, count: int) -> None:
+        """Append `count` records, given as the frames that the file consists of."""
+
+    def copy_closed_steps(self) -> None:
+        """Do the work on closed steps that was put off."""
+
+
+def abilities_of(sink: Sink) -> SinkAbilities:
+    """Return what a sink declares."""
+    return sink.abilities if isinstance(sink, AbleSink) else SinkAbilities()
 
 
 class Run(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError
-from ulpscope.model import DTYPES, CallRecord, LedgerEntry, RunInfo, TensorData
+from ulpscope.model import DTYPES, CallRecord, LedgerEntry, RunInfo, SinkAbilities, TensorData
 from ulpscope.store.native.ledger import merge_entries
 from ulpscope.store.native.shards import content_key, parse_content, tensor_bytes
 
@@ -89,7 +89,7 @@ class MemoryRun:
 class MemorySink:
     """Writes one rank of a MemoryRun; implements Sink."""
 
-    keeps_views = True
+    abilities = SinkAbilities(keeps_views=True)
 
     def __init__(self, steps: dict[int, _Step], ledger: list[LedgerEntry]) -> None:
         self._steps = steps

@@ -13,7 +13,6 @@ is told to be lost rather than told wrongly. Everything runs on the stream that 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import msgspec
 import torch
 
 from ulpscope.capture.device.address_tables import MOST_ROWS, Launcher, are_kernels_there, upload_size
+from ulpscope.capture.device.arrivals import Arrivals
 from ulpscope.capture.device.plain_torch import is_able, summary_row
 from ulpscope.capture.device.values import LOST, Values, settle_rows
 from ulpscope.capture.device.word_layouts import COLUMNS, Layout
@@ -58,7 +58,6 @@ class _Batch:
             self.uploads = torch.empty(_BATCH_UPLOADS, dtype=torch.int64, pin_memory=True)
         self.numbers = self.arrived.numpy()  # asked for here, where no mode of the user's sees it
         self.upload_numbers = self.uploads.numpy()
-        self.event = _new_event()
         self.clear()
 
     def clear(self) -> None:
@@ -211,12 +210,12 @@ class CudaSummaries(PendingSummaries):
         self.has_streams = True
         self.most_bytes = torch.cuda.get_device_properties(device).total_memory // _SHARE_HELD
         self._batch: _Batch | None = None
-        self._sent: deque[_Batch] = deque()
+        self._sent: Arrivals[_Batch] = Arrivals(device, copies_ahead=True)
         self._free: list[_Batch] = []
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._pending or self._sent or (self._batch is not None and self._batch.owners))
+        return bool(self._pending or len(self._sent) or (self._batch is not None and self._batch.owners))
 
     def can_take(self) -> bool:
         """Whether anything may be launched now: inside a CUDA graph's capture it would become part of the graph."""
@@ -272,16 +271,13 @@ class CudaSummaries(PendingSummaries):
 
     def _send(self, batch: _Batch) -> None:
         count = len(batch.owners)
-        batch.arrived[:count].copy_(batch.rows[:count], non_blocking=True)
-        batch.event.record()
-        self._sent.append(batch)
+        self._sent.send([batch.rows[:count]], batch, into=batch.arrived[:count])
         self._batch = None
 
     def collect(self, *, wait: bool = False) -> bool:
         has_come = False
-        while self._sent and (wait or self._sent[0].event.query()):
-            batch = self._sent.popleft()
-            batch.event.synchronize()
+        while (arrived := self._sent.pop(wait=wait)) is not None:
+            batch, _ = arrived
             settle_rows(batch.numbers[: len(batch.owners)], batch.numels, batch.owners, statistics=self._statistics)
             batch.clear()
             self._free.append(batch)
@@ -299,23 +295,19 @@ class TorchSummaries:
 
     def __init__(self, device: torch.device, *, statistics: bool) -> None:
         self._statistics = statistics
-        self._rows: list[torch.Tensor] = []
-        self._owners: list[Values] = []
-        self._numels: list[int] = []
+        self._rows: Arrivals[tuple[Values, int]] = Arrivals(device, copies_ahead=False)
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._owners)
+        return len(self._rows) > 0
 
     def can_take(self) -> bool:
         return True
 
     def take(self, tensor: torch.Tensor, values: Values, numel: int, dtype: str) -> None:
         with blind():
-            self._rows.append(summary_row(tensor.detach(), dtype, statistics=self._statistics))
+            self._rows.send([summary_row(tensor.detach(), dtype, statistics=self._statistics)], (values, numel))
         values.waits = True
-        self._owners.append(values)
-        self._numels.append(numel)
         if len(self._rows) >= _BATCH_ROWS:
             self.collect(wait=True)
 
@@ -323,18 +315,23 @@ class TorchSummaries:
         """Nothing is sent before it is asked for: there is no way to do so that every device knows."""
 
     def collect(self, *, wait: bool = False) -> bool:
-        if not wait or not self._rows:
+        if not wait or not len(self._rows):
             return False
-        rows, owners, numels = self._rows, self._owners, self._numels
-        self._rows, self._owners, self._numels = [], [], []
+        rows, owners, numels = [], [], []
         try:
             with blind():
-                arrived = torch.stack(rows).cpu().numpy()
+                while (arrived := self._rows.pop(wait=True)) is not None:
+                    (values, numel), (row,) = arrived
+                    owners.append(values)
+                    numels.append(numel)
+                    rows.append(row)
+                together = torch.stack(rows).numpy()
         except BaseException:
-            for values in owners:
+            for values in [*owners, *(values for values, _ in self._rows.owners())]:
                 _lose(values)
+            self._rows.clear()
             raise
-        settle_rows(arrived, numels, owners, statistics=self._statistics)
+        settle_rows(together, numels, owners, statistics=self._statistics)
         return True
 
 

@@ -23,6 +23,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ulpscope.capture.device.arrivals import Arrivals
 from ulpscope.capture.health.cohorts import Cohort, Member, Merge, local_part, member_of
 from ulpscope.capture.health.readings import Batch, Pending, measure, measure_rows, traits
 from ulpscope.capture.intercept.modules import ModuleStack
@@ -90,56 +91,12 @@ class _OpenStep:
         self.is_unscaled = False
 
 
-class _Transfer:
-    """Arrays on their way to the host, those of a device in one copy, where the device can send them by itself."""
+class _Sent:
+    """A step on its way to the host; `places` are those of each device's arrays among all."""
 
-    def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
-        self._arrays = list(arrays)
-        self._sent: list[tuple[list[int], Any, torch.Tensor]] = []
-        places: dict[torch.device, list[int]] = {}
-        for place, array in enumerate(arrays):
-            places.setdefault(array.device, []).append(place)
-        for device, at in places.items():
-            sent = None if device.type == "cpu" else _send([arrays[place] for place in at])
-            if sent is not None:
-                self._sent.append((at, *sent))
-        self.is_waiting = any(device.type != "cpu" for device in places)
-
-    def arrive(self) -> list[Any]:
-        """Wait until everything is here; a step later there is nothing to wait for."""
-        found: dict[int, Any] = {}
-        for places, event, host in self._sent:
-            event.synchronize()
-            found.update(zip(places, _taken_apart(host.numpy(), [self._arrays[place] for place in places]), strict=True))
-        return [found[place] if place in found else array.cpu().numpy() for place, array in enumerate(self._arrays)]
-
-
-def _send(arrays: list[torch.Tensor]) -> tuple[Any, torch.Tensor] | None:
-    """An event behind the copy, and the host memory that it fills; None where memory cannot be pinned for the device."""
-    parts = [array.reshape(-1).view(torch.uint8) for array in arrays]
-    try:
-        host = torch.empty(sum(part.numel() for part in parts), dtype=torch.uint8, pin_memory=True)
-    except (RuntimeError, NotImplementedError):
-        return None
-    host.copy_(torch.cat(parts), non_blocking=True)
-    return _event_behind(arrays[0].device), host
-
-
-def _taken_apart(data: Any, arrays: list[torch.Tensor]) -> list[Any]:
-    found, start = [], 0
-    for array in arrays:
-        end = start + array.numel() * array.element_size()
-        found.append(data[start:end].view(str(array.dtype).removeprefix("torch.")).reshape(array.shape))
-        start = end
-    return found
-
-
-def _event_behind(device: torch.device) -> Any:
-    """An event behind everything that the device was asked for so far."""
-    module = torch.get_device_module(device)
-    event = module.Event()
-    event.record(module.current_stream(device))
-    return event
+    def __init__(self, step: _OpenStep, places: dict[torch.device, list[int]]) -> None:
+        self.step = step
+        self.places = places
 
 
 class HealthSession:
@@ -181,7 +138,8 @@ class HealthSession:
         self._found: dict[Any, _Found] = {}
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._before: dict[int, Any] = {}
-        self._on_the_way: tuple[_OpenStep, _Transfer] | None = None
+        self._arrivals: dict[torch.device, Arrivals[_Sent]] = {}
+        self._on_the_way: _Sent | None = None
         self._open = _OpenStep(0)
         self._has_explicit_steps = False
         self._is_active = False
@@ -491,25 +449,47 @@ class HealthSession:
 
     def _end_step(self) -> None:
         done, self._open = self._open, _OpenStep(self._open.number + 1)
-        arrived, self._on_the_way = self._on_the_way, None
+        sent, self._on_the_way = self._on_the_way, None
         if done.number % self._every == 0 and (done.entries or done.scalars):
-            transfer = _Transfer(_arrays(done))
-            self._on_the_way = (done, transfer)
-        if arrived is not None:
-            self._deliver(*arrived)
-        if self._on_the_way is not None and not self._on_the_way[1].is_waiting:
-            arrived, self._on_the_way = self._on_the_way, None
-            self._deliver(*arrived)
+            self._on_the_way = self._send(done)
+        if sent is not None:
+            self._deliver(sent)
+        if self._on_the_way is not None and all(device.type == "cpu" for device in self._on_the_way.places):
+            sent, self._on_the_way = self._on_the_way, None
+            self._deliver(sent)
+
+    def _send(self, done: _OpenStep) -> _Sent:
+        """Send what a step measured to the host, those of a device in one copy."""
+        arrays = _arrays(done)
+        places: dict[torch.device, list[int]] = {}
+        for place, array in enumerate(arrays):
+            places.setdefault(array.device, []).append(place)
+        sent = _Sent(done, places)
+        for device, at in places.items():
+            arrivals = self._arrivals.setdefault(device, Arrivals(device, copies_ahead=True))
+            arrivals.send([arrays[place] for place in at], sent)
+        return sent
+
+    def _arrived(self, sent: _Sent) -> list[Any]:
+        """Wait until everything of a step is here; a step later there is nothing to wait for."""
+        found: dict[int, Any] = {}
+        for device, places in sent.places.items():
+            while (arrived := self._arrivals[device].pop(wait=True)) is not None:
+                owner, arrays = arrived
+                if owner is sent:  # and not of a step that failed to arrive
+                    found.update(zip(places, [array.numpy() for array in arrays], strict=True))
+                    break
+        return [found[place] for place in range(len(found))]
 
     def _finish(self) -> None:
         if self._open.entries or self._open.scalars:
             self._end_step()
         if self._on_the_way is not None:
-            arrived, self._on_the_way = self._on_the_way, None
-            self._deliver(*arrived)
+            sent, self._on_the_way = self._on_the_way, None
+            self._deliver(sent)
 
-    def _deliver(self, done: _OpenStep, transfer: _Transfer) -> None:
-        arrays = iter(transfer.arrive())
+    def _deliver(self, sent: _Sent) -> None:
+        done, arrays = sent.step, iter(self._arrived(sent))
         rows: list[Any] = []
         signs: list[bytes] = []
         for entry in done.entries.values():

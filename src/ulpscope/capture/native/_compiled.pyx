@@ -1443,9 +1443,11 @@ cdef Edges _native_edges_of(list found):
     return edges
 
 
-cdef Edges _edges_of(list found):
-    if _native != NULL:
-        return _native_edges_of(found)
+cdef inline Edges _edges_of(list found):
+    return _native_edges_of(found) if _native != NULL else _python_edges_of(found)
+
+
+cdef Edges _python_edges_of(list found):
     cdef Edges edges = Edges.__new__(Edges)
     cdef list bases = None
     cdef dict leaves = {}, nodes = {}
@@ -1820,15 +1822,25 @@ cdef tuple _shared_slots(list slots):
 
 cdef int _watch_backward(Observer writer, OpenCall call, Edges edges, list results) except -1:
     """Hook the nodes that a finished call owns."""
-    cdef unsigned long long first, last
-    cdef Owned owned
+    cdef tuple planned
     # What lies inside a module the user can get hold of, and hook; not what lies inside a call of torch.
     cdef bint looks_through = edges.bases is None and call.level == "api" and not call.op.startswith("Function.")
     if edges.native != NULL:
         return _watch_natively(writer, call, edges, results, looks_through)
-    first, last = edges.first, _next_sequence_number()
+    planned = _plan_call(edges, results, looks_through)
+    if planned is not None:
+        _hook_all(writer, call, <list>planned[0], <Owned>planned[1], <tuple>planned[2])
+    return 0
+
+
+cdef tuple _plan_call(Edges edges, list results, bint looks_through):
+    """`backward.plan_call`: the nodes of a call with what each passes on, which of them its results come from, and the node behind a view;
+    None where it has none.
+    """
+    cdef unsigned long long first = edges.first, last = _next_sequence_number()
+    cdef Owned owned
     if first == last:
-        return 0
+        return None
     owned = Owned.__new__(Owned)
     owned.nodes, owned.entering = [], []
     for slot, tensor in results:
@@ -1842,12 +1854,11 @@ cdef int _watch_backward(Observer writer, OpenCall call, Edges edges, list resul
                 if node is not None and _is_owned(node, first, last):
                     owned.add(node, ask(&_place_of, base), _one(_slot_type("input", (*slot.path, "base"))))
     if not owned.nodes:
-        return 0
-    watched = _watched(edges, last, owned, looks_through)
+        return None
+    watched = _watched(edges, last, owned, looks_through and edges.bases is None)
     if watched is None:
         watched = _watched(edges, last, owned, False)
-    _hook_all(writer, call, <list>watched, owned, _behind_a_view(owned, results, first, last))
-    return 0
+    return watched, owned, _behind_a_view(owned, results, first, last)
 
 
 cdef int _watch_natively(Observer writer, OpenCall call, Edges edges, list results, bint looks_through) except -1:
@@ -1872,6 +1883,51 @@ cdef int _watch_natively(Observer writer, OpenCall call, Edges edges, list resul
     finally:
         _native.free_plan(&plan)
     return 0
+
+
+def edges_by(str planner, list found):
+    """The edges of a call that is about to be made, for `plan_by`: by this file ("cython") or past Python ("native")."""
+    return _native_edges_of(found) if planner == "native" else _python_edges_of(found)
+
+
+def plan_by(Edges edges, list results, bint looks_through):
+    """What the nodes of a finished call would be hooked with, as plain values: how a test sees that all planners give the same plan.
+
+    For each node the places and slots that enter, and places, slots and views that leave; and the slot and shape behind a view.
+    """
+    cdef Plan plan
+    cdef const void** tensors
+    cdef Py_ssize_t number
+    cdef list nodes = [], slots = [], num_parts = []
+    cdef Owned owned
+    behind = None
+    if edges.native == NULL:
+        planned = _plan_call(edges, results, looks_through)
+        if planned is None:
+            return [], None
+        owned = planned[1]
+        for node, leaving in planned[0]:
+            number = owned.find(node)
+            nodes.append((owned.entering[number] if number >= 0 else (), tuple(leaving or ())))
+        return nodes, None if planned[2] is None else (planned[2][1][0][1], planned[2][2])
+    tensors = <const void**>malloc((len(results) + 1) * sizeof(void*))
+    for number in range(len(results)):
+        tensors[number] = _of(results[number][1])
+    _native.plan_call(edges.native, tensors, <int32_t>len(results), looks_through, &plan)
+    free(tensors)
+    for number in range(plan.count):
+        entering, leaving = (), ()
+        if plan.watched[number].entering != -1:
+            entering = _planned_entering(&plan, &plan.watched[number], results)
+        if plan.watched[number].num_leaving:
+            parts = _planned_leaving(&plan, &plan.watched[number], edges, slots, num_parts)
+            leaving = tuple([(place, slots[among], view) for place, among, view in parts])
+        nodes.append((entering, leaving))
+    if plan.behind != NULL:
+        entering, shape = _behind(results)
+        behind = entering[0][1], shape
+    _native.free_plan(&plan)
+    return nodes, behind
 
 
 cdef int _hook_planned(Observer writer, OpenCall call, Edges edges, list results, Plan* plan) except -1:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ulpscope.capture.device.arrivals import Arrivals
 from ulpscope.capture.torch_internals import Quiet, is_fake, is_foreign, is_traced
 
 __all__ = ["FLOATS", "DeferredExtremes", "is_on_a_device", "is_plain_here", "is_readable", "local_values", "read_extremes", "sum_tells"]
@@ -100,12 +100,10 @@ class _Learner(Protocol):
 
 
 class _Flight(NamedTuple):
-    """Magnitudes on their way: `owners` has the entry that each of them belongs to."""
+    """What magnitudes on their way belong to: `owners` has the entry of each of them."""
 
     entries: list[_Entry | int]
     owners: list[int]
-    magnitudes: torch.Tensor
-    event: Any
     size_bytes: int
 
 
@@ -126,7 +124,7 @@ class DeferredExtremes:
         self._versions: list[int] = []
         self._size_bytes = 0
         self._num_open_steps = 0
-        self._flights: deque[_Flight] = deque()
+        self._flights: Arrivals[_Flight] = Arrivals(device, copies_ahead=device.type == "cuda")
         self._lock = threading.RLock()
         self._stream: int | None = None
         self._index = device.index or 0
@@ -166,8 +164,8 @@ class DeferredExtremes:
             self._num_open_steps += 1
             self.launch()
             self.poll(wait=not self._is_cuda)
-            while self._num_open_steps > 1:
-                self._land(self._flights.popleft())
+            while self._num_open_steps > 1 and self._land(wait=True):
+                pass
 
     def _follow_stream(self) -> None:
         """What waits is read on the stream on which it was made."""
@@ -190,24 +188,13 @@ class DeferredExtremes:
                 return
             with Quiet():
                 owners, magnitudes = _magnitudes(tensors, owners, versions)
-                magnitudes, event = self._send(magnitudes)
-            self._flights.append(_Flight(entries, owners, magnitudes, event, size_bytes))
+                self._flights.send([] if magnitudes is None else [magnitudes], _Flight(entries, owners, size_bytes))
             if len(self._flights) > 1:
                 self._limit_memory()
 
-    def _send(self, magnitudes: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Start the copy to the host; where a device cannot say when it is done, the copy waits until it is asked for."""
-        if not self._is_cuda:
-            return magnitudes, None
-        host = torch.empty(magnitudes.shape, dtype=magnitudes.dtype, pin_memory=True)
-        host.copy_(magnitudes, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return host, event
-
     def _limit_memory(self) -> None:
-        held = sum(flight.size_bytes for flight in self._flights)
-        for flight in self._flights:
+        held = sum(flight.size_bytes for flight in self._flights.owners())
+        for flight in self._flights.owners():
             if held <= _MOST_HELD_BYTES:
                 return
             for entry in flight.entries:
@@ -220,26 +207,18 @@ class DeferredExtremes:
         with self._lock:
             if wait:
                 self.launch()
-                self._fetch()
-            while self._flights and (wait or (self._flights[0].event is not None and self._flights[0].event.query())):
-                self._land(self._flights.popleft())
+            while self._land(wait=wait):
+                pass
 
-    def _fetch(self) -> None:
-        """Bring what still lies on the device over in one transfer."""
-        there = [number for number, flight in enumerate(self._flights) if flight.event is None and flight.owners]
-        if not there:
-            return
-        with Quiet():
-            together = torch.cat([self._flights[number].magnitudes for number in there]).cpu()
-        parts = torch.split(together, [len(self._flights[number].owners) for number in there])
-        for number, part in zip(there, parts, strict=True):
-            self._flights[number] = self._flights[number]._replace(magnitudes=part)
-
-    def _land(self, flight: _Flight) -> None:
-        if flight.event is not None:
-            flight.event.synchronize()
+    def _land(self, *, wait: bool) -> bool:
+        """Tell the learner of the oldest magnitudes; False where they have not come."""
+        arrived = self._flights.pop(wait=wait)
+        if arrived is None:
+            return False
+        flight, magnitudes = arrived
         self._num_open_steps -= sum(isinstance(entry, int) for entry in flight.entries)
-        self._learner.learn(flight.entries, flight.owners, flight.magnitudes)
+        self._learner.learn(flight.entries, flight.owners, magnitudes[0] if magnitudes else torch.empty(0))
+        return True
 
     def forget(self) -> None:
         with self._lock:
@@ -253,8 +232,8 @@ def _stream_at(address: int, device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.ExternalStream(address, device=device)  # type: ignore[no-untyped-call]
 
 
-def _magnitudes(tensors: list[torch.Tensor], owners: list[int], versions: list[int]) -> tuple[list[int], torch.Tensor]:
-    """The largest magnitude of every tensor that is as it was, and whose each is."""
+def _magnitudes(tensors: list[torch.Tensor], owners: list[int], versions: list[int]) -> tuple[list[int], torch.Tensor | None]:
+    """The largest magnitude of every tensor that is as it was, and whose each is; None where all were written to."""
     groups: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = {}
     for tensor, owner, version in zip(tensors, owners, versions, strict=True):
         if version == _ANY or _version(tensor) == version:
@@ -264,7 +243,7 @@ def _magnitudes(tensors: list[torch.Tensor], owners: list[int], versions: list[i
             group[0].append(owner)
             group[1].append(tensor)
     if not groups:
-        return [], torch.empty(0)
+        return [], None
     together = [torch.stack(torch._foreach_norm(_real(dtype, group), math.inf)) for dtype, (_, group) in groups.items()]
     kept = [owner for group, _ in groups.values() for owner in group]
     return kept, together[0] if len(together) == 1 else torch.cat([part.double() for part in together])

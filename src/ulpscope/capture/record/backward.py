@@ -7,7 +7,7 @@ leaves: nothing leaks and nothing has to be removed. A hook keeps no reference t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from ulpscope.capture.torch_internals import (
     ACCUMULATE_GRAD,
     CAST,
     blind,
+    current_node,
     graph_task,
     is_foreign,
     next_sequence_number,
@@ -28,15 +29,16 @@ from ulpscope.capture.torch_internals import (
 from ulpscope.capture.walk import Found, renamed
 from ulpscope.model import Slot
 
-__all__ = ["BackwardOfCall", "BackwardWriter", "Edges", "edges_of", "watch_backward"]
+__all__ = ["BackwardOfCall", "BackwardWriter", "Edges", "Plan", "edges_of", "plan_call", "watch_backward"]
 
 
 class Edges:
     """Where the gradients of a call's inputs leave it; taken before the call, since in-place calls move them."""
 
-    __slots__ = ("bases", "first", "leaves", "nodes")
+    __slots__ = ("bases", "first", "found", "leaves", "nodes")
 
-    def __init__(self) -> None:
+    def __init__(self, found: list[Found]) -> None:
+        self.found = found
         self.nodes: dict[tuple[Any, int], Slot] = {}
         self.leaves: dict[int, Slot] = {}
         self.bases: set[int] = set()
@@ -47,9 +49,9 @@ class Edges:
         self.leaves.setdefault(id(tensor), slot)
 
 
-def edges_of(found: Iterable[Found]) -> Edges:
+def edges_of(found: list[Found]) -> Edges:
     """The gradient edges of the differentiable tensors among `found`, and the sequence number at which the call begins."""
-    edges = Edges()
+    edges = Edges(found)
     bases: list[Found] = []
     for slot, tensor in found:
         if not tensor.requires_grad:
@@ -158,15 +160,16 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
             current.inputs.append(self.writer.read(slot, gradient))
 
     def _leave(self, current: _Pass, slots: _Leaving, gradients: _Gradients) -> None:
-        for number, slot, is_cast in slots:
-            gradient = gradients[number] if number < len(gradients) else None
-            if is_cast and gradient is not None:
-                with blind():
-                    gradient = gradient.detach().to(torch.float32)
+        for number, slot, view in slots:
+            given = gradients[number] if number < len(gradients) else None
+            gradient = given if view is None or given is None else _as_view(given, view)
             left = current.parts_left[slot] = current.parts_left[slot] - 1
             if left == 0 and (current.sums is None or slot not in current.sums):
-                if gradient is not None:
-                    current.outputs.append(self.writer.read(slot, gradient))
+                if gradient is not None and given is not None:
+                    taken = self.writer.read(slot, gradient)
+                    if view is not None:
+                        taken.requires_grad = given.requires_grad
+                    current.outputs.append(taken)
             else:
                 self._add_part(current, slot, gradient, left)
 
@@ -213,6 +216,7 @@ class _Hook(msgspec.Struct, gc=False, eq=False):
     leaving: _Leaving
     entering: _Entering | None
     shape: tuple[int, ...] | None = None
+    not_in: int = -1  # the pass in which it was added, where another hook took the gradient
 
     def __call__(self, gradients: _Gradients, entered: _Gradients | None = None) -> None:
         session = self.backward.writer.session()
@@ -223,27 +227,98 @@ class _Hook(msgspec.Struct, gc=False, eq=False):
 def _take_gradients(hook: _Hook, gradients: _Gradients, entered: _Gradients | None) -> None:
     """Take the gradients that a node hands to a hook."""
     backward = hook.backward
+    if hook.not_in != -1 and hook.not_in == graph_task():
+        return
     with backward.writer.lock:
         current = backward._pass()
         if hook.entering is not None:
             backward._enter(current, hook.entering, hook.shape, gradients if entered is None else entered)
         if hook.leaving:
             backward._leave(current, hook.leaving, gradients)
+            if torch.is_grad_enabled() and any(_is_looked_through(view) for _, _, view in hook.leaving):
+                _look_no_more(hook)
         backward._event(current)
 
 
+def _is_looked_through(view: _View) -> bool:
+    return view is not None and view is not torch.float32
+
+
+def _look_no_more(hook: _Hook) -> None:
+    """This pass makes a graph of its own, and a pass through that graph may reach the nodes behind without this one: from the next pass on
+    each is asked itself.
+    """
+    node = current_node()
+    if node is None:
+        return
+    kept = []
+    for number, slot, view in hook.leaving:
+        if _is_looked_through(view):
+            node.next_functions[number][0].register_hook(_Hook(hook.backward, ((0, slot, None),), None, not_in=graph_task()))
+            hook.backward.num_events += 1
+        else:
+            kept.append((number, slot, view))
+    hook.leaving = tuple(kept)
+
+
+def _as_view(gradient: torch.Tensor, view: _View) -> torch.Tensor:
+    """A gradient as the node behind, which does nothing else, would pass it on: transposed, in another shape, or cast back to float32."""
+    gradient = without_class(gradient)
+    if is_foreign(gradient):
+        return gradient
+    with blind():
+        gradient = gradient.detach()
+        if view is torch.float32:
+            return gradient.to(torch.float32)
+        return gradient.t() if view is True else gradient.reshape(view)
+
+
 _Entering = dict[int, Slot]
-_Leaving = tuple[tuple[int, Slot, bool], ...]  # the last: whether a cast of a float32 leaf lies between
+_View = Any
+"""How a gradient changes on its way: True where it is transposed, a shape, torch.float32 for a cast; None where it stays as it is."""
+_Leaving = tuple[tuple[int, Slot, _View], ...]
 _Gradients = tuple["torch.Tensor | None", ...]
-_leavings: dict[tuple[int, ...], _Leaving] = {}
+_leavings: dict[tuple[Any, ...], _Leaving] = {}
 _MOST_LEAVINGS = 4096
+_RESHAPING = frozenset(("ViewBackward0", "UnsafeViewBackward0"))
+_TRANSPOSING = "TBackward0"
 
 
-def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found]) -> bool:
-    """Hook the nodes that a finished call owns; False where it has none."""
+class Plan(msgspec.Struct, gc=False):
+    """Where the gradients of a call are taken: at each node those that enter it and those that it passes on to inputs.
+
+    `behind` is the node behind the view that the one result is, the slot of what enters there, and the shape of the result.
+    """
+
+    nodes: list[tuple[Any, _Entering | None, _Leaving]]
+    behind: tuple[Any, Slot, tuple[int, ...]] | None
+
+
+def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found]) -> None:
+    """Hook the nodes that a finished call owns."""
+    call = backward.call
+    # What lies inside a module the user can get hold of, and hook; not what lies inside a call of torch.
+    looks_through = call.level == "api" and not call.op.startswith("Function.")
+    plan = plan_call(edges, results, looks_through=looks_through)
+    for node, entering, leaving in plan.nodes:
+        if leaving:
+            backward.expect_inputs(node, leaving, entering)
+        elif entering:
+            backward.expect_outputs(node, entering)
+    if plan.behind is not None:
+        node, slot, shape = plan.behind
+        backward.expect_outputs(node, {0: slot}, shape=shape)
+
+
+def plan_call(edges: Edges, results: list[Found], *, looks_through: bool) -> Plan:
+    """Find the nodes of a call that has just returned. With `looks_through` those are left out that only look at a gradient in another way.
+
+    There are three planners with one result: this, `_watched` in `_compiled.pyx` and `Planner` in `_native.cpp`. They walk the graph in the
+    same order.
+    """
     first, last = edges.first, next_sequence_number()
     if first == last:
-        return False
+        return Plan([], None)
     owned: dict[Any, _Entering] = {}
     for slot, tensor in results:
         node = tensor.grad_fn
@@ -256,47 +331,55 @@ def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found])
                 if node is not None and first <= node._sequence_nr() < last:
                     owned.setdefault(node, {}).setdefault(base.output_nr, Slot("input", (*slot.path, "base")))
     if not owned:
-        return False
-    waiting, seen = list(owned), set(owned)
-    while waiting:
-        node = waiting.pop()
-        leaving = _leaving(node, edges, last, seen, waiting)
-        if leaving:
-            backward.expect_inputs(node, leaving, owned.get(node))
-        elif node in owned:
-            backward.expect_outputs(node, owned[node])
-    _watch_behind_a_view(backward, owned, results, first, last)
-    return True
+        return Plan([], None)
+    found = _walked(edges, last, owned, looks_through=looks_through and not edges.bases)
+    if found is None:
+        found = _walked(edges, last, owned, looks_through=False)
+    assert found is not None
+    return Plan([(node, owned.get(node), leaving) for node, leaving in found], _behind_a_view(owned, results, first, last))
 
 
-def _leaving(node: Any, edges: Edges, last: int, seen: set[Any], waiting: list[Any]) -> _Leaving:
-    """Which of a node's gradients go to inputs of the call; nodes of the same call behind it are added to those that wait.
+def _walked(edges: Edges, last: int, owned: dict[Any, _Entering], *, looks_through: bool) -> list[tuple[Any, _Leaving]] | None:
+    """The nodes of a call with what each passes on to inputs; None where one cannot look through a node because two others lead to it.
 
     Autocast keeps the cast of a leaf and hands it to every later call, so that the cast's own gradient is the sum over several calls. There
     the gradient is taken where it enters the cast.
     """
-    found: list[tuple[int, Slot, bool]] = []
-    for number, (following, output) in enumerate(node.next_functions):
-        if following is None:
-            continue
-        position, is_cast = following._sequence_nr(), False
-        if position == ACCUMULATE_GRAD:
-            slot = _slot_of_leaf(edges, following)
-        else:
-            slot = edges.nodes.get((following, output))
+    waiting, seen, through = list(owned), set(owned), set()
+    found: list[tuple[Any, _Leaving]] = []
+    while waiting:
+        node = waiting.pop()
+        leaving: list[tuple[int, Slot, _View]] = []
+        for number, edge in enumerate(node.next_functions):
+            following, view = edge[0], None
+            if following is None:
+                continue
+            if following in through:
+                return None
+            slot = _slot_behind(edges, edge)
             if slot is None and following not in seen:
                 slot = _slot_behind_cast(edges, following)
-                is_cast = slot is not None
-        if slot is not None:
-            found.append((number, renamed("gradient" if slot.role == "parameter" else "output", slot), is_cast))
-        elif edges.first <= position < last and following not in seen:
-            seen.add(following)
-            waiting.append(following)
-    return _shared(found) if found else ()
+                view = None if slot is None else torch.float32
+                if slot is None and edges.first <= following._sequence_nr() < last:
+                    if looks_through:
+                        slot, view = _look_through(edges, following)
+                    if slot is None:
+                        seen.add(following)
+                        waiting.append(following)
+                    else:
+                        through.add(following)
+            if slot is not None:
+                leaving.append((number, renamed("gradient" if slot.role == "parameter" else "output", slot), view))
+        found.append((node, _shared(leaving) if leaving else ()))
+    return found
 
 
-def _slot_of_leaf(edges: Edges, node: Any) -> Slot | None:
-    return edges.leaves.get(id(getattr(node, "variable", None)))
+def _slot_behind(edges: Edges, edge: tuple[Any, int]) -> Slot | None:
+    """The slot of the input that an edge of the graph leads to."""
+    slot = edges.nodes.get(edge)
+    if slot is None and edge[0]._sequence_nr() == ACCUMULATE_GRAD:
+        slot = edges.leaves.get(id(getattr(edge[0], "variable", None)))
+    return slot
 
 
 def _slot_behind_cast(edges: Edges, node: Any) -> Slot | None:
@@ -305,12 +388,27 @@ def _slot_behind_cast(edges: Edges, node: Any) -> Slot | None:
         return None
     leaf = node.next_functions[0][0]
     is_cast = leaf is not None and leaf._sequence_nr() == ACCUMULATE_GRAD and leaf.variable.dtype is torch.float32
-    return _slot_of_leaf(edges, leaf) if is_cast else None
+    return edges.leaves.get(id(leaf.variable)) if is_cast else None
 
 
-def _shared(found: list[tuple[int, Slot, bool]]) -> _Leaving:
+def _look_through(edges: Edges, node: Any) -> tuple[Slot | None, _View]:
+    """The slot behind a node that only looks at a gradient in another way, and how; None where it does more, or leads elsewhere."""
+    name = node.name()
+    if name != _TRANSPOSING and name not in _RESHAPING:
+        return None, None
+    following = node.next_functions
+    if len(following) != 1 or following[0][0] is None:
+        return None, None
+    slot = _slot_behind(edges, following[0])
+    if slot is None or name == _TRANSPOSING:
+        return slot, True if slot is not None else None
+    shape = next((tuple(tensor.shape) for known, tensor in edges.found if known is slot), None)
+    return (None, None) if shape is None else (slot, shape)
+
+
+def _shared(found: list[tuple[int, Slot, _View]]) -> _Leaving:
     """The same for every call that is like this one; slots are told apart by identity, since the result keeps them."""
-    key = tuple([part for number, slot, is_cast in found for part in (number, id(slot), is_cast)])
+    key = tuple([part for number, slot, view in found for part in (number, id(slot), view)])
     known = _leavings.get(key)
     if known is None:
         known = tuple(found)
@@ -319,19 +417,22 @@ def _shared(found: list[tuple[int, Slot, bool]]) -> _Leaving:
     return known
 
 
-def _watch_behind_a_view(backward: BackwardOfCall, owned: dict[Any, dict[int, Slot]], results: list[Found], first: int, last: int) -> None:
+def _behind_a_view(
+    owned: dict[Any, dict[int, Slot]], results: list[Found], first: int, last: int
+) -> tuple[Any, Slot, tuple[int, ...]] | None:
     """Where the one result is a view of an inner result (linear on a 3-D input), writing into it in place bypasses the view's node.
 
     The gradient then enters at the node behind, in the inner result's shape.
     """
     if len(results) != 1 or len(owned) != 1:
-        return
-    if results[0][1]._base is None:
-        return
+        return None
+    tensor = results[0][1]
+    if tensor._base is None:
+        return None
     ((node, slots),) = owned.items()
     if len(node.next_functions) != 1:
-        return
+        return None
     behind, _ = node.next_functions[0]
-    if behind is not None and first <= sequence_number(behind) < last:
-        tensor = results[0][1]
-        backward.expect_outputs(behind, {0: next(iter(slots.values()))}, shape=tuple(tensor.shape))
+    if behind is None or not first <= sequence_number(behind) < last:
+        return None
+    return behind, next(iter(slots.values())), tuple(tensor.shape)

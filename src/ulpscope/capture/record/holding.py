@@ -8,7 +8,7 @@ the step. `settle` writes what has become complete. At most `_MOST_HELD` records
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from ulpscope.capture.record.state import ModeRow
 from ulpscope.capture.record.taking import Taken
 from ulpscope.capture.record.tensors import record_of, row_of
 from ulpscope.capture.walk import Encoded
-from ulpscope.model import Arguments, CallName, CallRecord, CallRow, Frame, Level, Modes, Phase, Sink
+from ulpscope.model import Arguments, CallName, CallRecord, CallRow, Frame, FrameSink, Level, Modes, Phase, Sink
 from ulpscope.numerics.checksums import checksum_addresses
 
 __all__ = ["Draft", "Outbox", "plain_row"]
@@ -117,13 +117,13 @@ class Outbox:
 
     def __init__(self, sink: Sink, rank: int, devices: Devices, lock: AbstractContextManager[Any]) -> None:
         self._sink = sink
+        self._frame_sink = sink if isinstance(sink, FrameSink) else None
         self._lock = lock
         self._rank = rank
         self._devices = devices
         self.most_held = _MOST_HELD
         self._held: deque[Draft | Callable[[], None]] = deque()
-        self._write_rows: Callable[[Iterable[CallRow]], None] | None = getattr(sink, "write_rows", None)
-        self._frames = COMPILED.Frames(*checksum_addresses()) if COMPILED is not None and hasattr(sink, "write_frames") else None
+        self._frames = COMPILED.Frames(*checksum_addresses()) if COMPILED is not None and self._frame_sink is not None else None
 
     @property
     def num_held(self) -> int:
@@ -176,16 +176,18 @@ class Outbox:
         if not drafts:
             return
         with self._lock:
-            if self._frames is not None:
-                frames = self._frames.of(drafts, self._sink.number_stack)  # type: ignore[attr-defined]
-                if frames is not None:
-                    self._sink.write_frames(frames, len(drafts))  # type: ignore[attr-defined]
-                    return
-            if self._write_rows is not None:
-                self._write_rows(draft.row() for draft in drafts)  # one at a time: thousands at once call the garbage collector
+            if self._frame_sink is not None:
+                self._write_frames(self._frame_sink, drafts)
                 return
             for draft in drafts:
                 self._sink.write(_record(draft, self._rank))
+
+    def _write_frames(self, sink: FrameSink, drafts: list[Draft]) -> None:
+        frames = None if self._frames is None else self._frames.of(drafts, sink.number_stack)
+        if frames is None:
+            sink.write_rows(draft.row() for draft in drafts)  # one at a time: thousands at once call the garbage collector
+        else:
+            sink.write_frames(frames, len(drafts))
 
     def drop(self) -> None:
         """Forget what was not written."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a call to its record, the common way: what every call goes through. Whatever is rarer is left to `recorder`.
 
-Nothing here is guarded: what fails is caught by the session, which owns the user's program. Where it can be, this is compiled
-(`_compiled.pyx`), with the same results.
+Nothing here is guarded: what fails is caught by the session, which owns the user's program. There are two classes with the same interface,
+`PythonObserver` and the compiled `Observer` (`_compiled.pyx`), which give the same records; `Observer` is the one that this machine has.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import torch
@@ -30,7 +30,7 @@ from ulpscope.capture.torch_internals import graph_task, inside_transform
 from ulpscope.capture.walk import Encoded, Found, slot_text, split_arguments, tensors_in
 from ulpscope.model import Frame, Level, Phase, Slot
 
-__all__ = ["UNNAMED", "Observer", "OpenCall"]
+__all__ = ["UNNAMED", "Observer", "OpenCall", "PythonObserver", "RareCalls"]
 
 UNNAMED = -1
 _NOTHING: list[Any] = []
@@ -66,8 +66,8 @@ class OpenCall(msgspec.Struct, gc=False):
         self.edges = self.arguments = self.given = None
 
 
-class Observer:
-    """What is seen of a call, taken down and written."""
+class RareCalls(Protocol):
+    """Does what few calls want, and holds what all of them share: `CallRecorder` has all of this."""
 
     session: Callable[[], Any]
     tensors: TensorReader
@@ -88,29 +88,25 @@ class Observer:
     _wants_forward: bool
     _wants_backward: bool
 
-    def begin_writing(self) -> None:
-        raise NotImplementedError
+    def begin_writing(self) -> None: ...
 
-    def read_all(self) -> None:
-        raise NotImplementedError
+    def read_all(self) -> None: ...
 
-    def _parent(self) -> str:
-        raise NotImplementedError
+    def _parent(self) -> str: ...
 
-    def _where(self, level: Level, in_backward: bool, frame: FrameType | None) -> tuple[str, tuple[Frame, ...], Phase]:
-        raise NotImplementedError
+    def _where(self, level: Level, in_backward: bool, frame: FrameType | None) -> tuple[str, tuple[Frame, ...], Phase]: ...
 
-    def _name_late(self, opened: OpenCall, results: list[Found]) -> bool:
-        raise NotImplementedError
+    def _name_late(self, opened: OpenCall, results: list[Found]) -> bool: ...
 
-    def _communicated(self, opened: OpenCall, results: list[Found]) -> None:
-        raise NotImplementedError
+    def _communicated(self, opened: OpenCall, results: list[Found]) -> None: ...
 
-    def _index(self, op: str, module: str, recompute: bool) -> int:
-        raise NotImplementedError
+    def _index(self, op: str, module: str, recompute: bool) -> int: ...
 
-    def _wants_call(self, module: str, op: str, index: int) -> bool:
-        raise NotImplementedError
+    def _wants_call(self, module: str, op: str, index: int) -> bool: ...
+
+
+class PythonObserver(RareCalls):
+    """What is seen of a call, taken down and written."""
 
     def _wants(self, phase: Phase) -> bool:
         return self._wants_forward if phase == "forward" else self._wants_backward
@@ -238,5 +234,7 @@ def _text(taken: Taken) -> str:
     return slot_text(taken.slot)
 
 
-if COMPILED is not None and not TYPE_CHECKING:
+if TYPE_CHECKING or COMPILED is None:
+    Observer = PythonObserver
+else:
     OpenCall, Observer = COMPILED.OpenCall, COMPILED.Observer

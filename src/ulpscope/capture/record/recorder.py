@@ -38,7 +38,7 @@ from ulpscope.capture.torch_internals import (
     sequence_number,
 )
 from ulpscope.capture.walk import Found, tensors_in
-from ulpscope.model import Arguments, CallName, Frame, LedgerEntry, Level, Phase, Sink, Slot
+from ulpscope.model import Arguments, CallName, Frame, FrameSink, LedgerEntry, Level, Phase, Sink, Slot, abilities_of
 from ulpscope.model.operations.unwritten import OVERWRITTEN
 
 __all__ = ["CallRecorder", "OpenCall"]
@@ -70,15 +70,17 @@ class CallRecorder(Observer):
     ) -> None:
         super().__init__()
         self.session = session
-        self._sink_lock = contextlib.nullcontext() if getattr(sink, "is_thread_safe", False) else threading.RLock()
+        abilities = abilities_of(sink)
+        self._sink_lock = contextlib.nullcontext() if abilities.is_thread_safe else threading.RLock()
         store = self._store if keep == "tensors" else None
         self._devices = devices or Devices(
-            statistics=keep != "fingerprint", complain=self._complain, store=store, keeps_views=getattr(sink, "keeps_views", False)
+            statistics=keep != "fingerprint", complain=self._complain, store=store, keeps_views=abilities.keeps_views
         )
-        self.tensors = TensorReader(keep, self._store, self._devices, keeps_views=getattr(sink, "keeps_views", False))
+        self.tensors = TensorReader(keep, self._store, self._devices, keeps_views=abilities.keeps_views)
         self._sink = sink
         self._keeps_tensors = keep == "tensors"
-        self.takes_rows = hasattr(sink, "write_rows")
+        self._shows_overwritten = abilities.shows_overwritten
+        self.takes_rows = isinstance(sink, FrameSink)
         self._outbox = Outbox(sink, rank, self._devices, self._sink_lock)
         self._selection = selection
         self._modules = modules
@@ -233,7 +235,7 @@ class CallRecorder(Observer):
 
         A sink with `shows_overwritten` wants them all the same, as older tools showed them.
         """
-        if getattr(self._sink, "shows_overwritten", False):
+        if self._shows_overwritten:
             return
         identities = {id(tensor) for tensor in overwritten}
         slots = {slot for slot, tensor in opened.found if id(tensor) in identities}

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common way to take a tensor down: it was seen before, or its device reads it later. Whatever else is left to `tensors`.
 
-This is the hottest path of a recording; where it can be, it is compiled (`_compiled.pyx`), with the same results.
+This is the hottest path of a recording. There are two classes with the same interface, `PythonTaking` and the compiled `Reader`
+(`_compiled.pyx`), which give the same results; `Taking` is the one that this machine has. Both leave to `RareTaking` what is rare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import torch
@@ -16,7 +17,7 @@ from ulpscope.capture.device.values import Form, Kept, Values
 from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.model import Slot
 
-__all__ = ["FIRST_SWEEP", "MOST_STORAGES", "PLAIN", "Taken", "Taking", "unlink"]
+__all__ = ["FIRST_SWEEP", "MOST_STORAGES", "PLAIN", "PythonTaking", "RareTaking", "Taken", "Taking", "unlink"]
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 MOST_STORAGES = 50_000
@@ -32,43 +33,48 @@ class Taken(msgspec.Struct, gc=False):
     requires_grad: bool
 
 
-class Taking:
+class RareTaking(Protocol):
+    """Takes down what the common way does not: `TensorReader` has all of this."""
+
+    _seen: dict[int, Values]
+    _references: list[int]
+    _next_sweep: int
+    _forms: dict[Any, Form]
+    _keeps_views: bool
+    _host_kernel: Any
+    _in_flight: dict[int, Any]
+    unwritten: dict[int, Any]
+
+    def forget(self) -> None: ...
+
+    def sweep(self) -> None: ...
+
+    def _form(self, tensor: torch.Tensor) -> Form: ...
+
+    def prepare(self, found: list[tuple[Slot, torch.Tensor]]) -> None: ...
+
+    def _look(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool) -> Taken: ...
+
+    def _take_in_flight(self, slot: Slot, tensor: torch.Tensor) -> Taken | None: ...
+
+    def _base(self, known: Values | None, version: int, address: int, form: Form) -> Kept | None: ...
+
+    def _read(self, tensor: torch.Tensor, form: Form, base: Kept | None = None) -> Values: ...
+
+
+class PythonTaking(RareTaking):
     """What has been seen in this step, by the identity of its storage, and the forms of all tensors so far."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Values] = {}
-        self._references: list[int] = []
+        self._seen = {}
+        self._references = []
         self._next_sweep = FIRST_SWEEP
-        self._forms: dict[Any, Form] = {}
+        self._forms = {}
         self._keeps_views = False
-        self._host_kernel: Any = None
-        self._in_flight: dict[int, Any] = {}
-        self.unwritten: dict[int, Any] = {}
+        self._host_kernel = None
+        self._in_flight = {}
+        self.unwritten = {}
         """Storages with elements that nobody wrote to (see `unwritten`); empty nearly always."""
-
-    def forget(self) -> None:
-        raise NotImplementedError
-
-    def sweep(self) -> None:
-        raise NotImplementedError
-
-    def _form(self, tensor: torch.Tensor) -> Form:
-        raise NotImplementedError
-
-    def prepare(self, found: list[tuple[Slot, torch.Tensor]]) -> None:
-        raise NotImplementedError
-
-    def _look(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool) -> Taken:
-        raise NotImplementedError
-
-    def _take_in_flight(self, slot: Slot, tensor: torch.Tensor) -> Taken | None:
-        raise NotImplementedError
-
-    def _base(self, known: Values | None, version: int, address: int, form: Form) -> Kept | None:
-        raise NotImplementedError
-
-    def _read(self, tensor: torch.Tensor, form: Form, base: Kept | None = None) -> Values:
-        raise NotImplementedError
 
     def take(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> Taken:
         """Take down one tensor; its values may come later. Call it where no function mode is active."""
@@ -118,5 +124,7 @@ def unlink(chains: Iterable[Values | None]) -> None:
             values = following
 
 
-if COMPILED is not None and not TYPE_CHECKING:
+if TYPE_CHECKING or COMPILED is None:
+    Taking = PythonTaking
+else:
     Taken, Taking, unlink = COMPILED.Taken, COMPILED.Reader, COMPILED.unlink

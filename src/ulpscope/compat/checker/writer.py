@@ -21,7 +21,7 @@ from ulpscope.compat.json_files import GrowingJson
 from ulpscope.compat.positions import with_positions
 from ulpscope.compat.pt_files import save_pt
 from ulpscope.compat.tensor_files import TensorFiles
-from ulpscope.model import Arguments, CallRecord, LedgerEntry
+from ulpscope.model import Arguments, CallRecord, LedgerEntry, SinkAbilities
 from ulpscope.report.escaping import visible
 
 __all__ = ["CheckerSink", "api_key"]
@@ -40,7 +40,7 @@ def api_key(record: CallRecord) -> str | None:
 class CheckerSink:
     """Writes what one iteration calls; implements Sink."""
 
-    shows_overwritten = True
+    abilities = SinkAbilities(shows_overwritten=True)
 
     def __init__(self, folder: Path, *, real_data: bool) -> None:
         self._files = TensorFiles(folder, save_pt) if real_data else None

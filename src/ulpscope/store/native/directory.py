@@ -25,7 +25,7 @@ import msgspec
 import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
-from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, Frame, LedgerEntry, RunInfo, TensorData
+from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, Frame, LedgerEntry, RunInfo, SinkAbilities, TensorData
 from ulpscope.numerics.difference.kept_place import Kept
 from ulpscope.store.native.frames import (
     FILE_MODE,
@@ -154,12 +154,11 @@ def _run_json(info: RunInfo) -> bytes:
 
 
 class DirectorySink:
-    """Writes the records and tensors of one rank; implements Sink. Threads may keep tensors while another writes records of the same
+    """Writes the records and tensors of one rank; implements FrameSink. Threads may keep tensors while another writes records of the same
     step.
     """
 
-    is_thread_safe = True
-    keeps_views = True
+    abilities = SinkAbilities(is_thread_safe=True, keeps_views=True)
 
     def __init__(self, path: str | os.PathLike[str], rank: int, *, max_bytes: int | None = None) -> None:
         self.rank = rank

@@ -45,6 +45,11 @@ class Capture:
     Nothing here changes what the program computes, and a failure to record never stops it.
     """
 
+    _find_steps = False
+    _seed: int | None = None
+    _names_operators = False
+    _functions: Sequence[tuple[Any, str, str]] = ()
+
     def __init__(
         self,
         into: str | os.PathLike[str],
@@ -86,34 +91,22 @@ class Capture:
         self._session: CaptureSession | HuntSession | None = None
         self._path: Path | None = None
         self._has_told_size = False
-        self._find_steps = False
-        self._names_operators = False
-        self._functions: Sequence[tuple[Any, str, str]] = ()
-        self._open_sink: Callable[[int], Sink] | None = None
-        self._seed: int | None = None
 
-    @classmethod
-    def of_script(cls, into: str | os.PathLike[str], *, seed: int | None = None, **options: Any) -> Capture:
+    @staticmethod
+    def of_script(into: str | os.PathLike[str], *, seed: int | None = None, **options: Any) -> Capture:
         """A capture that finds the steps by itself, from optimizer steps."""
-        capture = cls(into, **options)
-        capture._find_steps = True
-        capture._seed = seed
-        return capture
+        return _ScriptCapture(into, seed=seed, **options)
 
-    @classmethod
+    @staticmethod
     def into_sink(
-        cls, open_sink: Callable[[int], Sink], *, operators: bool = False, functions: Sequence[tuple[Any, str, str]] = (), **options: Any
+        open_sink: Callable[[int], Sink], *, operators: bool = False, functions: Sequence[tuple[Any, str, str]] = (), **options: Any
     ) -> Capture:
         """A capture that writes no run of ours: `open_sink(rank)` says where records and tensors go.
 
         With `operators` the operators of a tensor keep the names that Python has for them (`Tensor.__add__`), as the older tools want.
         `functions` are functions of Python to be recorded as one call each: owner, attribute, and the name of the call.
         """
-        capture = cls("", **options)
-        capture._open_sink = open_sink
-        capture._names_operators = operators
-        capture._functions = functions
-        return capture
+        return _SinkCapture(open_sink, operators=operators, functions=functions, **options)
 
     @property
     def path(self) -> Path | None:
@@ -135,23 +128,27 @@ class Capture:
         if not self._selection.wants_rank(rank):
             return
         try:
-            sink = self._open_sink(rank) if self._open_sink is not None else self._directory_sink(rank, world_size)
+            sink = self._new_sink(rank, world_size)
         except OSError as error:
             self._path = None
             warn_user(
-                f"ulpscope cannot record into '{self._into if self._open_sink is None else error.filename}' ({error}). "
+                f"ulpscope cannot record into '{self._place_of(error)}' ({error}). "
                 "Training goes on and nothing is recorded; give a folder that can be written to."
             )
             return
         self._session = self._new_session(sink, rank, world_size)
         self._session.start()
 
-    def _directory_sink(self, rank: int, world_size: int) -> Sink:
+    def _new_sink(self, rank: int, world_size: int) -> Sink:
         self._path = create_run(self._into, describe_run(world_size, self._options, seed=self._seed), launch=launch_name(world_size))
         sink = DirectorySink(self._path, rank, max_bytes=self._max_bytes)
         if self._path != self._into and rank == 0:
             print(visible(f"ulpscope: '{self._into}' already holds a run; this one goes to '{self._path}'"), file=sys.stderr)
         return sink
+
+    def _place_of(self, error: OSError) -> Any:
+        """Where a sink could not be made."""
+        return self._into
 
     def _new_session(self, sink: Sink, rank: int, world_size: int) -> CaptureSession | HuntSession:
         from ulpscope.capture import CaptureSession, HuntSession
@@ -231,6 +228,34 @@ class Capture:
         self._has_told_size = True
         size = sum(file.stat().st_size for file in self._path.glob(f"rank*/step{step:05d}/*"))
         print(visible(f"ulpscope: step {step} takes {size / 1e6:.1f} MB in '{self._path}'"), file=sys.stderr)
+
+
+class _ScriptCapture(Capture):
+    """Records a script that does not say where its steps end."""
+
+    _find_steps = True
+
+    def __init__(self, into: str | os.PathLike[str], *, seed: int | None, **options: Any) -> None:
+        super().__init__(into, **options)
+        self._seed = seed
+
+
+class _SinkCapture(Capture):
+    """Records into the sinks of somebody else."""
+
+    def __init__(
+        self, open_sink: Callable[[int], Sink], *, operators: bool, functions: Sequence[tuple[Any, str, str]], **options: Any
+    ) -> None:
+        super().__init__("", **options)
+        self._open_sink = open_sink
+        self._names_operators = operators
+        self._functions = functions
+
+    def _new_sink(self, rank: int, world_size: int) -> Sink:
+        return self._open_sink(rank)
+
+    def _place_of(self, error: OSError) -> Any:
+        return error.filename
 
 
 def _choose(what: str, value: str, choices: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ from ulpscope.compat.positions import with_positions
 from ulpscope.compat.pt_files import save_pt
 from ulpscope.compat.ptdbg.files.slots import floating_inputs
 from ulpscope.compat.tensor_files import TensorFiles
-from ulpscope.model import DTYPES, Arguments, CallName, CallRecord, Frame, LedgerEntry, Slot, Summary, TensorRecord
+from ulpscope.model import DTYPES, Arguments, CallName, CallRecord, Frame, LedgerEntry, SinkAbilities, Slot, Summary, TensorRecord
 from ulpscope.report.escaping import visible
 
 __all__ = ["Described", "DumpOptions", "Layout", "MsprobeSink", "json_header", "numbers_of"]
@@ -61,7 +61,7 @@ class DumpOptions:
 class MsprobeSink:
     """One rank of a dump; implements Sink. `folder` says where the step under way goes."""
 
-    shows_overwritten = True
+    abilities = SinkAbilities(shows_overwritten=True)
 
     def __init__(self, folder: Callable[[], Path], options: DumpOptions, names: Names, choice: Choice) -> None:
         self._folder = folder

@@ -21,7 +21,7 @@ from ulpscope.compat.ptdbg.files.modes import DumpOptions
 from ulpscope.compat.ptdbg.files.places import FILE_RIGHTS, make_folder
 from ulpscope.compat.ptdbg.files.slots import Value, backward_values, floating_inputs, forward_values
 from ulpscope.compat.ptdbg.screen import print_warning
-from ulpscope.model import DTYPES, CallName, CallRecord, Frame, LedgerEntry, TensorRecord
+from ulpscope.model import DTYPES, CallName, CallRecord, Frame, LedgerEntry, SinkAbilities, TensorRecord
 
 __all__ = ["DumpWriter", "frames_line", "number_line", "tensor_line"]
 
@@ -32,7 +32,7 @@ _NO_STATISTICS: list[Any] = [[], [], []]
 class DumpWriter:
     """One dump of one rank. `name_of` gives the old name of a call, or None for what the old tool does not record."""
 
-    shows_overwritten = True
+    abilities = SinkAbilities(shows_overwritten=True)
 
     def __init__(self, folder: Path, options: DumpOptions, name_of: Callable[[CallName], str | None]) -> None:
         self.folder = folder
