@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from math import prod
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ulpscope.model.names import Role, Slot
 from ulpscope.model.operations.views import is_view
@@ -56,28 +56,22 @@ def _stepped(record: CallRecord) -> set[tuple[int | str, ...]]:
     return {slot.slot.path for slot in record.slots if slot.slot.role in ("gradient", "mutated")}
 
 
-class ForwardCalls(Generic[T]):
+class ForwardCalls(dict[Hashable, T]):
     """Which forward call a backward record belongs to, while the records of a step pass by: the last one before it.
 
     A recomputed call is the one whose values its backward used.
     """
 
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last: dict[Hashable, T] = {}
+    __slots__ = ()
 
     def add(self, record: CallRecord, known: T) -> None:
         """Remember what is known of a record, if it is a forward call."""
         if record.phase == "forward":
-            self._last[call_key(record)] = known
+            self[call_key(record)] = known
 
     def of(self, record: CallRecord) -> T | None:
         """Return what is known of the forward call of a backward record."""
-        return self._last.get(call_key(record)) if record.phase == "backward" else None
-
-    def clear(self) -> None:
-        self._last.clear()
+        return self.get(call_key(record)) if record.phase == "backward" else None
 
 
 class CallParts(NamedTuple):
@@ -127,6 +121,10 @@ class StepIndex:
             return records
         in_order = sorted(records, key=lambda record: record.order)
         return cls(in_order)
+
+    def all_records(self) -> list[CallRecord]:
+        """Return the records that this side has."""
+        return [record for record in self.records if record is not None]
 
     # ---- calls
 
@@ -183,11 +181,12 @@ class StepIndex:
     @cached_property
     def parameters(self) -> list[CallRecord]:
         """The records of parameters and buffers at the start of the step."""
-        return [one for one in self.records if one is not None and one.phase == "start" and one.call.op == "state.parameters"]
+        return [one for one in self.all_records() if one.phase == "start" and one.call.op == "state.parameters"]
 
     @cached_property
     def optimizer_steps(self) -> list[CallRecord]:
-        return [one for one in self.records if one is not None and one.phase == "optimizer"]
+        """The steps of optimizers, in order."""
+        return [one for one in self.all_records() if one.phase == "optimizer"]
 
     # ---- values
 
