@@ -114,7 +114,7 @@ class Naive:
     def is_made(self, place: Place) -> bool:
         record = self.records[place[0]]
         assert record is not None
-        return not self.is_received(place) and record.phase != "end"
+        return not self.is_received(place) and record.phase not in ("start", "end")
 
     def in_record(self, at: int, key: Any) -> list[Place]:
         return [(at, number) for number in range(len(self.slots(at))) if self.key((at, number)) == key]
@@ -153,7 +153,9 @@ class Naive:
         found = []
         for at in range(birth[0], until):
             here = self.in_record(at, key)
-            if here and all(self.is_made(one) for one in here) and self.birth(here[0]) == birth:
+            record = self.records[at]
+            is_given = record is not None and record.phase == "start" and at == birth[0]
+            if here and (is_given or all(self.is_made(one) for one in here)) and self.birth(here[0]) == birth:
                 found.append(at)
         return found
 

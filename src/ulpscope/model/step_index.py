@@ -5,7 +5,8 @@ Records hold no addresses, so a tensor is known by what it holds: fingerprint (o
 a call makes it. It stays the same value while calls hand it on unchanged, and becomes another when a call makes the same bits anew; of
 memory that is written in place, each version is a value of its own. What a module returns is the value that a call inside it made, and
 that call is its maker. A view is a value with a base; the base of a chain of views is the value that the first of them looks at. What a
-write through a view leaves in its base has no maker: records do not tell whose memory a view looks at.
+write through a view leaves in its base has no maker: records do not tell whose memory a view looks at. What is given at the start of a
+step was made there, unless a call before made it.
 
 Each part is built when it is first asked for, in one pass over the slots.
 """
@@ -210,12 +211,12 @@ class StepIndex:
                     continue
                 key = (bits, slot.dtype, slot.shape)
                 is_received = slot.slot.role in received
-                if not is_received and record.phase != "end":
+                if not is_received and record.phase not in ("start", "end"):
                     made.append((number, bits, key))
                     continue
                 value = current.get(key, UNKNOWN)
                 if value == UNKNOWN:
-                    value = current[key] = found.add(at, number, _NOBODY)
+                    value = current[key] = found.add(at, number, maker if record.phase == "start" else _NOBODY)
                     found.reshaped[value] = self._reshaped(found, latest.get(bits, UNKNOWN), slot)
                     latest[bits] = value
                 values[number] = given[key] = value
