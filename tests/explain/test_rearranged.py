@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.explain.programs import recorded
-from ulpscope.model import Amplification, Comparison
+from ulpscope.model import Amplification, Comparison, ReplayMode
 from ulpscope.workflows.compare.comparing import compare_runs
-from ulpscope.workflows.compare.replaying import ReplayMode
 
 HEADS, SIZE = 3, 4
 WIDTH = HEADS * SIZE

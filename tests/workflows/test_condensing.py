@@ -85,7 +85,8 @@ def test_memory_does_not_grow_with_steps(tmp_path: Path) -> None:
         for side, off in (("subject", 1e-7), ("reference", 0.0)):
             write_run(tmp_path / f"{steps}" / side, records=steps * 100, steps=steps, off=off)
         code = (
-            "import resource, sys; from ulpscope.workflows import comparing, condensing; condensing.kept_calls.__defaults__ = (200,); "
+            "import resource, sys; from ulpscope.workflows.compare import comparing, condensing; "
+            "condensing.kept_calls.__defaults__ = (200,); "
             "comparing.compare_runs(*sys.argv[1:], replay='none'); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )
         sides = [str(tmp_path / f"{steps}" / side) for side in ("subject", "reference")]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ulpscope.cli.terminal import open_console, showing_progress
-from ulpscope.workflows.compare.driver import REPLAYS, REPORTS, RULES, Question, answer
+from ulpscope.model import REPLAY_MODES, RULE_NAMES
+from ulpscope.workflows.compare.driver import REPORTS, Question, answer
 
 if TYPE_CHECKING:
     from ulpscope.model import Comparison
@@ -47,11 +48,11 @@ fingerprints were kept, so that nobody knows by how much.
 @click.option("--junit", "junit_file", type=_FILE, metavar="FILE", help="Write JUnit XML, a test case for each module.")
 @click.option("--github-summary", type=_FILE, metavar="FILE", help='Append Markdown to a file, as in "$GITHUB_STEP_SUMMARY".')
 @click.option("--repro", "repro_dir", type=_FILE, metavar="DIR", help="Write a script with its inputs that shows the first fault alone.")
-@click.option("--rules", type=click.Choice(RULES), default="derived", show_default=True, help="What counts as different.")
+@click.option("--rules", type=click.Choice(RULE_NAMES), default="derived", show_default=True, help="What counts as different.")
 @click.option("--mapping", type=_FILE, metavar="FILE", help="Which names of the subject mean which of the reference, one rule a line.")
 @click.option(
     "--replay",
-    type=click.Choice(REPLAYS),
+    type=click.Choice(REPLAY_MODES),
     default="needed",
     show_default=True,
     help="Which calls to run again in a higher precision: what differs until the cause is found, all that differs, or none.",

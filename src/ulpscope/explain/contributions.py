@@ -9,23 +9,24 @@ masked       what entered differs, what was made agrees
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ulpscope.model import CallRecord, Contribution, JudgedCall, JudgedSlot
+from ulpscope.model import Contribution, JudgedCall, JudgedSlot
+from ulpscope.model.step_index import ForwardCalls
 
 __all__ = ["entered", "is_beyond", "left_behind", "made", "with_contributions"]
 
 
 def with_contributions(calls: Iterable[JudgedCall]) -> list[JudgedCall]:
     """The calls of one rank and step with `contribution` set; a backward call looks at its forward call too."""
-    forward: dict[Hashable, JudgedCall] = {}
+    forward = {side: ForwardCalls[JudgedCall]() for side in ("subject", "reference")}
     settled: list[JudgedCall] = []
     for call in calls:
         record = call.pair.record
-        if record.phase == "forward":
-            forward[_key(record)] = call
-        behind = forward.get(_key(record)) if record.phase == "backward" else None
+        own = forward["subject" if call.pair.subject is not None else "reference"]
+        own.add(record, call)
+        behind = own.of(record)
         contribution = _contribution(call, behind.slots if behind else ())
         settled.append(
             JudgedCall(pair=call.pair, slots=call.slots, differences=call.differences, contribution=contribution, multiple=call.multiple)
@@ -50,10 +51,6 @@ def made(call: JudgedCall) -> list[JudgedSlot]:
 def is_beyond(slot: JudgedSlot) -> bool:
     """Whether a slot differs by more than what entered its call explains."""
     return slot.verdict.level == "differs" and (slot.verdict.multiple is None or slot.verdict.multiple > 1)
-
-
-def _key(record: CallRecord) -> Hashable:
-    return record.level, record.call, record.module
 
 
 def _contribution(call: JudgedCall, behind: Sequence[JudgedSlot]) -> Contribution:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one rank and step leaves uncompared: calls without partner, and slots of which nothing tells whether they agree.
 
-Such a part is harmless if all that is made of it was compared and agrees. Values are followed by their fingerprints, from what a call
-makes to the calls that receive it. Of a value that no later call receives nothing is made: it is harmless where the step goes on in both
-runs, or ends in optimizer steps that agree, and a gap where it is what the step ends in.
+Such a part is harmless if all that is made of it was compared and agrees. Values are followed through the data flow of each side, from
+what a call makes to the calls that receive it. Of a value that no later call receives nothing is made: it is harmless where the step goes
+on in both runs, or ends in optimizer steps that agree, and a gap where it is what the step ends in.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ulpscope.explain.contributions import entered, made
+from ulpscope.explain.flow import flow_of
 from ulpscope.model import Behind, CallRecord, Gap, JudgedCall, JudgedSlot, Phase, Side, TensorRecord, joined_gaps
 from ulpscope.model.operations.unwritten import writes_in_place
 
@@ -88,7 +88,7 @@ class _Step:
         self._has_dead_ends = has_dead_ends
         self.is_fine = [True] * len(calls)
         self.open_slots: list[tuple[JudgedCall, JudgedSlot]] = []
-        self._receivers = _receivers(calls)
+        self._flows = {side: flow_of(calls, side) for side in _SIDES}
         self._known = {side: _compared_values(calls, side) for side in _SIDES}
         both = (at for at, call in enumerate(calls) if _side(call) is None and call.pair.record.phase not in ("start", "end"))
         self._last_pair = max(both, default=-1)
@@ -155,21 +155,12 @@ class _Step:
         return at < self._last_pair and not self._num_bad
 
     def _later(self, side: Side, at: int, value: TensorRecord) -> list[int]:
-        return [one for one in self._receivers[side].get(value.fingerprint or "", ()) if one > at]
+        flow = self._flows[side]
+        return [one for one in flow.readers(flow.value(at, value.slot)) if one > at and _makes_something(flow.records[one])]
 
 
-def _receivers(calls: Sequence[JudgedCall]) -> dict[Side, dict[str, list[int]]]:
-    """By side and fingerprint, which calls receive a value and make something of it."""
-    found: dict[Side, dict[str, list[int]]] = {side: defaultdict(list) for side in _SIDES}
-    for at, call in enumerate(calls):
-        for side in _SIDES:
-            record = _record(call, side)
-            if record is None or all(record.receives(slot.slot) for slot in record.slots):
-                continue
-            for slot in record.slots:
-                if slot.fingerprint and record.receives(slot.slot):
-                    found[side][slot.fingerprint].append(at)
-    return found
+def _makes_something(record: CallRecord | None) -> bool:
+    return record is not None and not all(record.receives(slot.slot) for slot in record.slots)
 
 
 def _compared_values(calls: Sequence[JudgedCall], side: Side) -> set[str]:

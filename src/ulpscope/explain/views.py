@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import field
 from typing import Literal
 
 from ulpscope.explain.contributions import entered, is_beyond, made
+from ulpscope.explain.flow import Flows, value_in
 from ulpscope.explain.gaps import harmless_calls
 from ulpscope.explain.masking import values_of_another_mask
-from ulpscope.model import JudgedCall, JudgedSlot, RunInfo
+from ulpscope.model import JudgedCall, JudgedSlot, RunInfo, Side
 from ulpscope.model.nouns import dataclass
+from ulpscope.model.step_index import UNKNOWN, StepIndex
 
 __all__ = ["Divergence", "StepView", "common_levels", "first_divergence", "worst"]
 
@@ -44,6 +47,31 @@ class StepView:
     divergence: Divergence | None = None
     previous: StepView | None = None
     ends: tuple[JudgedCall, ...] = ()
+    flows: Flows = field(default_factory=Flows, compare=False, repr=False)
+
+    def flow(self, side: Side) -> StepIndex:
+        """The data flow of one side; its positions are those of `calls`."""
+        return self.flows.of(self.calls, side)
+
+    def position(self, call: JudgedCall) -> int:
+        return self.flows.position(self.calls, call)
+
+    def forward_of(self, call: JudgedCall) -> JudgedCall | None:
+        """The forward call of a backward one."""
+        forward = self.flow("subject" if call.pair.subject is not None else "reference").forward(self.position(call))
+        return None if forward == UNKNOWN else self.calls[forward]
+
+    def maker_of(self, at: int, slot: JudgedSlot) -> tuple[int, JudgedSlot] | None:
+        """The call that made what stands in a slot of the call at a position on both sides, and the slot in which it made it."""
+        flows: list[tuple[Side, StepIndex]] = [("subject", self.flow("subject")), ("reference", self.flow("reference"))]
+        values = [value_in(flow, at, slot, side) for side, flow in flows]
+        makers = {flow.maker(value) for (_, flow), value in zip(flows, values, strict=True)}
+        place = makers.pop()
+        if makers or place == UNKNOWN or self.calls[place].pair.record.phase == "start":
+            return None
+        results = made(self.calls[place])
+        found = (one for one in results if [value_in(flow, place, one, side) for side, flow in flows] == values)
+        return next(((place, one) for one in found), None)
 
     def state(self, op: str) -> list[JudgedCall]:
         return [call for call in self.calls if call.pair.record.phase == "start" and call.pair.record.call.op == op]

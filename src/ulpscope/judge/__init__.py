@@ -4,7 +4,7 @@
 from ulpscope.judge.allowance.conditioning import product_family
 from ulpscope.judge.allowance.trail import Trail
 from ulpscope.judge.bands import bands_of
-from ulpscope.judge.calls import RULES, foresee_call, judge_call, rules_named
+from ulpscope.judge.calls import RULES, foresee_call, judge_call, learn_call, rules_named
 from ulpscope.judge.differences import argument_differences
 from ulpscope.judge.limits import with_own_limits
 from ulpscope.judge.precision import likely_format, operand_format
@@ -22,6 +22,7 @@ __all__ = [
     "foresee_call",
     "is_beyond_doubt",
     "judge_call",
+    "learn_call",
     "likely_format",
     "multiple_of",
     "operand_format",

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from math import inf
 
 from ulpscope.judge.allowance.sizes import distance
 from ulpscope.model import BandKey, Bands, CallRecord, JudgedCall, JudgedSlot, Slot
+from ulpscope.model.step_index import ForwardCalls
 
 __all__ = ["bands_of"]
 
@@ -17,7 +18,7 @@ def bands_of(judged: Sequence[JudgedCall]) -> Bands:
     slots: dict[tuple[BandKey, Slot], float] = {}
     calls: dict[BandKey, float] = {}
     nondeterministic: list[BandKey] = []
-    given: dict[Hashable, float] = {}
+    given: dict[tuple[int, int], ForwardCalls[float]] = {}
     num_slots = 0
     for call in judged:
         record = call.pair.subject
@@ -27,10 +28,9 @@ def bands_of(judged: Sequence[JudgedCall]) -> Bands:
         apart = {slot.pair.slot: _apart(slot) for slot in call.slots}
         slots |= {(key, slot): found for slot, found in apart.items() if found}
         entering = max((found for slot, found in apart.items() if record.receives(slot)), default=0.0)
-        if record.phase == "forward":
-            given[_forward_key(record)] = max(apart.values(), default=0.0)
-        elif record.phase == "backward":
-            entering = max(entering, given.get(_forward_key(record), 0.0))
+        forward = given.setdefault((record.rank, record.step), ForwardCalls())
+        forward.add(record, max(apart.values(), default=0.0))
+        entering = max(entering, forward.of(record) or 0.0)
         if entering:
             calls[key] = entering
         elif record.phase != "start" and any(_is_made_otherwise(record, slot) for slot in call.slots):
@@ -49,8 +49,3 @@ def _apart(slot: JudgedSlot) -> float:
     if found is not None:
         return found
     return inf if slot.differs_by_unknown else 0.0
-
-
-def _forward_key(record: CallRecord) -> Hashable:
-    """The same for a forward call and its backward record."""
-    return record.rank, record.step, record.level, record.module, record.call

@@ -28,6 +28,7 @@ from ulpscope.judge.ptdbg import ptdbg
 from ulpscope.judge.replayed import judge_replayed
 from ulpscope.judge.thresholds import rounding_units, threshold
 from ulpscope.model import (
+    RULE_NAMES,
     Behind,
     CallRecord,
     JudgedCall,
@@ -42,10 +43,10 @@ from ulpscope.model import (
 )
 from ulpscope.model.operations.unwritten import is_overwritten, is_unwritten, is_written_over
 
-__all__ = ["RULES", "foresee_call", "judge_call", "rules_named"]
+__all__ = ["RULES", "foresee_call", "judge_call", "learn_call", "rules_named"]
 
 _NO_SETTINGS = ("strides of", "requires_grad of", "dtype of", "mode ")
-RULES: dict[str, Rule] = {"derived": derived, "ptdbg": ptdbg}
+RULES: dict[str, Rule] = dict(zip(RULE_NAMES, (derived, ptdbg), strict=True))
 
 
 def rules_named(name: str) -> Rule:
@@ -67,23 +68,25 @@ def judge_call(
     `replay` says what each side should have made of its own inputs; without it the distance of the two sides decides.
     """
     trail = trail if trail is not None else Trail()
-    if pair.subject is None or pair.reference is None:
-        trail.add_lone(pair.record, "reference" if pair.subject is None else "subject")
-        return JudgedCall(pair=pair)
-    call, drift = _judged(pair, measurements, rules_named(rules), trail, replay)
-    trail.add(call, drift)
-    return call
+    is_lone = pair.subject is None or pair.reference is None
+    return learn_call(JudgedCall(pair=pair) if is_lone else _judged(pair, measurements, rules_named(rules), trail, replay), trail)
 
 
 def foresee_call(pair: Pair, measurements: Sequence[Measurement], trail: Trail) -> JudgedCall:
-    """What the derived rules would say of a call that is on both sides and was not replayed; the trail learns nothing."""
-    return _judged(pair, measurements, derived, trail, None)[0]
+    """Judge a call that is on both sides by the derived rules, without a replay; the trail learns nothing."""
+    return _judged(pair, measurements, derived, trail, None)
 
 
-def _judged(
-    pair: Pair, measurements: Sequence[Measurement], rule: Rule, trail: Trail, replay: PairReplay | None
-) -> tuple[JudgedCall, float]:
-    """The judged call, and how far apart its results honestly are."""
+def learn_call(call: JudgedCall, trail: Trail) -> JudgedCall:
+    """Let the trail learn from a call whose verdicts stand."""
+    if call.pair.subject is None or call.pair.reference is None:
+        trail.add_lone(call.pair.record, "reference" if call.pair.subject is None else "subject")
+    else:
+        trail.add(call)
+    return call
+
+
+def _judged(pair: Pair, measurements: Sequence[Measurement], rule: Rule, trail: Trail, replay: PairReplay | None) -> JudgedCall:
     measured = list(enumerate(zip(pair.slots, measurements, strict=True)))
     receives = {at: pair.record.receives(slot.slot) for at, (slot, _) in measured}
     is_start = pair.record.phase in ("start", "end")
@@ -103,13 +106,13 @@ def _judged(
             judged[at] = _placed_behind(made, behind, pair.record, entering, trail)
             drift = max(drift, reached)
     multiples = [slot.verdict.multiple for at, slot in judged.items() if not receives[at] and slot.verdict.multiple is not None]
-    call = JudgedCall(
+    return JudgedCall(
         pair=pair,
         slots=tuple(_within_repeat(pair, judged[at], trail) for at, _ in measured),
         differences=argument_differences(pair),
         multiple=max(multiples, default=None),
+        drift=drift,
     )
-    return call, drift
 
 
 def _tells_zeros(pair: Pair, measured: Sequence[tuple[int, tuple[SlotPair, Measurement]]], trail: Trail) -> bool:

@@ -15,25 +15,27 @@ from ulpscope.match.likeness import Sketch, sketch
 from ulpscope.match.mapping import Mapping
 from ulpscope.match.slots import pair_slots
 from ulpscope.model import CallName, CallRecord, MatchedBy, Pair, SlotPair
+from ulpscope.model.step_index import UNKNOWN, CallParts, StepIndex
 
 __all__ = ["match_calls"]
 
 
-def match_calls(subject: Iterable[CallRecord], reference: Iterable[CallRecord], mapping: Mapping | None = None) -> list[Pair]:
+def match_calls(
+    subject: Iterable[CallRecord] | StepIndex, reference: Iterable[CallRecord] | StepIndex, mapping: Mapping | None = None
+) -> list[Pair]:
     """Pair the records of one rank and step: the subject's order, what only the reference has inserted where it falls."""
-    left = sorted(subject, key=lambda record: record.order)
-    right = sorted(reference, key=lambda record: record.order)
-    partner = _partners(left, right, mapping)
-    return _in_order(left, right, partner, mapping)
+    left, right = StepIndex.of(subject), StepIndex.of(reference)
+    return _in_order(left, right, _partners(left, right, mapping), mapping)
 
 
-def _partners(left: list[CallRecord], right: list[CallRecord], mapping: Mapping | None) -> dict[int, int]:
+def _partners(subject: StepIndex, reference: StepIndex, mapping: Mapping | None) -> dict[int, int]:
     """Positions on the left to positions on the right."""
+    left, right = subject.all_records(), reference.all_records()
     ours, theirs = _by_group(left), _by_group(right)
     partner = _follow_names(left, right, ours["state"], theirs["state"])
     for group in ("forward", "recompute"):
         partner |= _aligned(left, right, ours[group], theirs[group], mapping)
-    followed = _follow_forward(left, right, ours["backward"], theirs["backward"], partner)
+    followed = _follow_forward(subject, reference, partner)
     taken = set(followed.values())
     orphans = [i for i in ours["backward"] if i not in followed]
     return partner | followed | _aligned(left, right, orphans, [j for j in theirs["backward"] if j not in taken], mapping)
@@ -83,18 +85,18 @@ def _follow_names(left: Sequence[CallRecord], right: Sequence[CallRecord], ours:
     return partner | dict(zip(rest, (j for j in theirs if j not in taken and right[j].phase == "optimizer"), strict=False))
 
 
-def _follow_forward(
-    left: Sequence[CallRecord], right: Sequence[CallRecord], ours: Iterable[int], theirs: Iterable[int], partner: dict[int, int]
-) -> dict[int, int]:
-    """Backward records pair as their forward calls did."""
-    calls = {_call(left[i]): _call(right[j]) for i, j in partner.items() if left[i].phase == "forward"}
-    wanted = _places(left, ours, lambda record: calls.get(_call(record)))
-    wanted.pop(None, None)
-    return _one_by_one(wanted, _places(right, theirs, _call))
-
-
-def _call(record: CallRecord) -> Hashable:
-    return record.level, record.call, record.module
+def _follow_forward(subject: StepIndex, reference: StepIndex, partner: dict[int, int]) -> dict[int, int]:
+    """Backward records pair as their forward calls did; where a recomputed call found another partner than the first, as that did."""
+    chosen: dict[int, tuple[CallParts, CallParts]] = {}
+    for i, j in partner.items():
+        ours, theirs = subject.call(i), reference.call(j)
+        if ours is not None and theirs is not None and ours.backward and theirs.backward:
+            chosen[ours.backward[0]] = ours, theirs
+    wanted: defaultdict[int, list[int]] = defaultdict(list)
+    for ours, theirs in chosen.values():
+        wanted[theirs.backward[0]] += ours.backward
+    free = {theirs.backward[0]: theirs.backward for _, theirs in chosen.values()}
+    return {i: j for first, found in wanted.items() for i, j in zip(sorted(found), free[first], strict=False)}
 
 
 def _named(record: CallRecord) -> Hashable:
@@ -112,7 +114,8 @@ def _one_by_one(ours: dict[Hashable, list[int]], theirs: dict[Hashable, list[int
     return {i: j for key, places in ours.items() for i, j in zip(places, theirs.get(key, ()), strict=False)}
 
 
-def _in_order(left: Sequence[CallRecord], right: Sequence[CallRecord], partner: dict[int, int], mapping: Mapping | None) -> list[Pair]:
+def _in_order(subject: StepIndex, reference: StepIndex, partner: dict[int, int], mapping: Mapping | None) -> list[Pair]:
+    left, right = subject.all_records(), reference.all_records()
     back = {j: i for i, j in partner.items()}
     after: defaultdict[int, list[CallRecord]] = defaultdict(list)
     at = -1
@@ -122,13 +125,13 @@ def _in_order(left: Sequence[CallRecord], right: Sequence[CallRecord], partner: 
         else:
             after[at].append(record)
     pairs = [_lone_reference(record) for record in after[-1]]
-    forward: dict[Hashable, tuple[SlotPair, ...]] = {}
+    slots: list[tuple[SlotPair, ...]] = []
     for i, record in enumerate(left):
         pair = Pair(subject=record, reference=None, matched_by="nothing")
         if i in partner:
-            pair = _pair(record, right[partner[i]], mapping, forward.get(_call(record), ()) if record.phase == "backward" else ())
-        if record.phase == "forward":
-            forward[_call(record)] = pair.slots
+            forward = subject.forward(i)
+            pair = _pair(record, right[partner[i]], mapping, () if forward == UNKNOWN else slots[forward])
+        slots.append(pair.slots)
         pairs += [pair, *(_lone_reference(lone) for lone in after[i])]
     return pairs
 

@@ -7,68 +7,58 @@ those of its weights, so that the call before it is recorded first, with a gradi
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-from ulpscope.model import CallRecord, Pair, TensorRecord
-from ulpscope.model.names import INPUT_ROLES
+from ulpscope.model import CallRecord, Pair
+from ulpscope.model.step_index import UNKNOWN, CallParts, StepIndex
 
 __all__ = ["with_makers_first"]
 
 
-class _Place(NamedTuple):
-    """Where a backward record stands: its position, and the stretch of backward records that it is in."""
-
-    at: int
-    stretch: int
-
-
 def with_makers_first(pairs: Sequence[Pair]) -> list[Pair]:
     """Move each backward record behind those of all calls that took what its call made; all else stays where it is."""
-    places = _places(pairs)
-    if not places:
-        return list(pairs)
-    forward = [pair.record for pair in pairs if pair.record.phase == "forward" and not pair.record.recompute]
+    index = StepIndex(pair.record for pair in pairs)
+    stretches = _stretches([pair.record for pair in pairs])
     after: dict[int, int] = {}
-    takers: defaultdict[str, list[Hashable]] = defaultdict(list)
     turn: dict[int, int] = {}
-    for number, record in enumerate(reversed(forward)):
-        key = _key(record)
-        behind = [places[other] for value in _values(record, made=True) for other in takers[value] if other in places]
-        for time, place in enumerate(places.get(key, ())):
-            turn[place.at] = number
-            same = (other[time] for other in behind if len(other) == len(places[key]) and other[time].stretch == place.stretch)
-            after[place.at] = max([place.at, *(after[one.at] for one in same)])
-        for value in _values(record, made=False):
-            takers[value].append(key)
+    for number, parts in enumerate(_calls_with_backward(index)):
+        takers = [taker.backward for value in _made(index, parts) for taker in index.takers(value)]
+        for time, at in enumerate(parts.backward):
+            turn[at] = number
+            same = (other[time] for other in takers if len(other) == len(parts.backward) and stretches[other[time]] == stretches[at])
+            after[at] = max([at, *(after.get(one, one) for one in same)])
     if all(at == last for at, last in after.items()):
         return list(pairs)
     order = sorted(range(len(pairs)), key=lambda at: (after.get(at, at), turn.get(at, -1)))
     return [pairs[at] for at in order]
 
 
-def _places(pairs: Sequence[Pair]) -> dict[Hashable, list[_Place]]:
-    """The backward records of each call."""
-    places: defaultdict[Hashable, list[_Place]] = defaultdict(list)
+def _stretches(records: Sequence[CallRecord]) -> list[int]:
+    """Number the stretches of backward records that nothing else interrupts."""
+    numbers: list[int] = []
     stretch, is_inside = 0, False
-    for at, pair in enumerate(pairs):
-        is_backward = pair.record.phase == "backward"
+    for record in records:
+        is_backward = record.phase == "backward"
         stretch += is_backward and not is_inside
         is_inside = is_backward
-        if is_backward:
-            places[_key(pair.record)].append(_Place(at, stretch))
-    return dict(places)
+        numbers.append(stretch)
+    return numbers
 
 
-def _key(record: CallRecord) -> Hashable:
-    return record.level, record.call, record.module
+def _calls_with_backward(index: StepIndex) -> Iterator[CallParts]:
+    """The calls that were differentiated, the last one first; where one was recomputed its first time counts."""
+    for at in reversed(range(len(index.records))):
+        parts = index.call(at)
+        if parts is not None and parts.backward and parts.forward[:1] == [at]:
+            yield parts
 
 
-def _values(record: CallRecord, *, made: bool) -> set[str]:
-    """What tells the differentiable values apart that a call made, or took."""
-    return {found for slot in _slots(record, made=made) if (found := slot.fingerprint or slot.content) is not None}
-
-
-def _slots(record: CallRecord, *, made: bool) -> Iterable[TensorRecord]:
-    return (slot for slot in record.slots if slot.requires_grad and (slot.slot.role in INPUT_ROLES) != made)
+def _made(index: StepIndex, parts: CallParts) -> set[int]:
+    """The differentiable values that a call made, each time that it ran."""
+    found: set[int] = set()
+    for at in parts.forward:
+        record = index.records[at]
+        for slot, value in zip(record.slots if record is not None else (), index.values(at), strict=True):
+            if slot.requires_grad and value != UNKNOWN and record is not None and not record.receives(slot.slot):
+                found.add(value)
+    return found

@@ -32,9 +32,10 @@ from ulpscope.model.records import (
     TensorRecord,
     view_content,
 )
-from ulpscope.model.replays import CallReplay, OperandFormat, PairReplay, SlotReplay, SystemicPrecision
+from ulpscope.model.replays import REPLAY_MODES, CallReplay, OperandFormat, PairReplay, ReplayMode, SlotReplay, SystemicPrecision
 from ulpscope.model.runs import FORMAT_VERSION, LedgerEntry, RunInfo
 from ulpscope.model.verdicts import (
+    RULE_NAMES,
     Amplification,
     ArgumentDifference,
     Behind,
@@ -55,7 +56,9 @@ __all__ = [
     "INPUT_ROLES",
     "OUTPUT_ROLES",
     "PART_KINDS",
+    "REPLAY_MODES",
     "ROLES",
+    "RULE_NAMES",
     "AbleSink",
     "Amplification",
     "ArgumentDifference",
@@ -102,6 +105,7 @@ __all__ = [
     "PartKind",
     "Phase",
     "Renderer",
+    "ReplayMode",
     "Role",
     "Run",
     "RunInfo",

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ulpscope.model.names import CallName, Slot
+from ulpscope.model.names import INPUT_ROLES, CallName, Role, Slot
 from ulpscope.model.nouns import dataclass
 
 __all__ = [
+    "RECEIVED_ROLES",
     "Arguments",
     "CallRecord",
     "CallRow",
@@ -33,6 +34,14 @@ __all__ = [
 
 Phase: TypeAlias = Literal["start", "forward", "backward", "optimizer", "end"]
 Level: TypeAlias = Literal["api", "module", "op", "state"]
+RECEIVED_ROLES: dict[Phase, frozenset[Role]] = {
+    "start": frozenset(),
+    "forward": INPUT_ROLES,
+    "backward": INPUT_ROLES - {"gradient"},
+    "optimizer": frozenset({"gradient", "input"}),
+    "end": frozenset(),
+}
+"""The roles of what enters a call, by phase; what else there is, is made by it (or, at step start, simply given)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +160,7 @@ class CallRecord:
 
     def receives(self, slot: Slot) -> bool:
         """Whether the slot enters this call; what does not is made by it (or, at step start, simply given)."""
-        if self.phase in ("start", "end"):
-            return False
-        if self.phase == "optimizer":
-            return slot.role in ("gradient", "input")
-        return slot.is_input and not (self.phase == "backward" and slot.role == "gradient")
+        return slot.role in RECEIVED_ROLES[self.phase]
 
     @property
     def name(self) -> str:

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from ulpscope.model.names import Slot
 from ulpscope.model.nouns import dataclass
 
-__all__ = ["CallReplay", "OperandFormat", "PairReplay", "SlotReplay", "SystemicPrecision"]
+__all__ = ["REPLAY_MODES", "CallReplay", "OperandFormat", "PairReplay", "ReplayMode", "SlotReplay", "SystemicPrecision"]
 
 OperandFormat: TypeAlias = Literal["float16", "tf32", "bfloat16"]
 """What a machine may round the operands of matrix products to."""
+ReplayMode: TypeAlias = Literal["needed", "all", "none"]
+"""Which calls of a comparison are replayed: what differs until a fault is found, all that differs, or nothing."""
+REPLAY_MODES: tuple[ReplayMode, ...] = get_args(ReplayMode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

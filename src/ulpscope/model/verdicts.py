@@ -11,8 +11,21 @@ from ulpscope.model.nouns import dataclass
 from ulpscope.model.pairs import Pair, SlotPair
 from ulpscope.model.replays import SlotReplay
 
-__all__ = ["Amplification", "ArgumentDifference", "Behind", "Contribution", "JudgedCall", "JudgedSlot", "Side", "Verdict", "VerdictLevel"]
+__all__ = [
+    "RULE_NAMES",
+    "Amplification",
+    "ArgumentDifference",
+    "Behind",
+    "Contribution",
+    "JudgedCall",
+    "JudgedSlot",
+    "Side",
+    "Verdict",
+    "VerdictLevel",
+]
 
+RULE_NAMES = ("derived", "ptdbg")
+"""The rule sets that a comparison can be judged by, the usual one first."""
 Side: TypeAlias = Literal["subject", "reference"]
 VerdictLevel: TypeAlias = Literal["same", "rounding", "differs", "unmatched", "unmeasured"]
 Contribution: TypeAlias = Literal["clean", "contributed", "inherited", "amplified", "masked", "unmatched", "unknown"]
@@ -92,13 +105,17 @@ class ArgumentDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCall:
-    """A pair with everything that was found out about it; `contribution` is set by explain."""
+    """A pair with everything that was found out about it; `contribution` is set by explain.
+
+    `drift` is how far apart its results honestly are, as far as that is not mere cancellation.
+    """
 
     pair: Pair
     slots: tuple[JudgedSlot, ...] = ()
     differences: tuple[ArgumentDifference, ...] = ()
     contribution: Contribution = "unknown"
     multiple: float | None = None
+    drift: float = 0.0
 
     @property
     def level(self) -> VerdictLevel:

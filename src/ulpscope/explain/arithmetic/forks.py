@@ -78,14 +78,6 @@ def _apart(call: JudgedCall, *, of_all: bool = False) -> float:
 def _gain(view: StepView, call: JudgedCall, slot: JudgedSlot) -> Amplification | None:
     """By how much a result that was replayed is farther apart than all that its call is made of."""
     after = slot.measurement.distance if isinstance(slot.measurement, TensorMeasurement) else None
-    before = max(_apart(call), *(_apart(one, of_all=True) for one in _forward_of(view, call)), 0.0)
+    forward = view.forward_of(call)
+    before = max(_apart(call), _apart(forward, of_all=True) if forward is not None else 0.0)
     return Amplification.of(before, after) if slot.subject is not None else None
-
-
-def _forward_of(view: StepView, call: JudgedCall) -> Iterator[JudgedCall]:
-    record = call.pair.record
-    if record.phase == "backward":
-        for one in view.calls:
-            other = one.pair.record
-            if other.phase == "forward" and (other.level, other.call, other.module) == (record.level, record.call, record.module):
-                yield one

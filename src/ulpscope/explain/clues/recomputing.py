@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from ulpscope.explain.suspects import value_of
 from ulpscope.explain.views import StepView
 from ulpscope.explain.wording import call_text
-from ulpscope.model import CallRecord, Finding, JudgedCall
+from ulpscope.model import CallRecord, Finding, Side
+from ulpscope.model.step_index import StepIndex
 
 __all__ = ["clue_recompute"]
+
+_SIDES: tuple[Side, Side] = ("subject", "reference")
 
 
 def clue_recompute(fault: Finding, views: Sequence[StepView]) -> list[str]:
@@ -19,26 +22,23 @@ def clue_recompute(fault: Finding, views: Sequence[StepView]) -> list[str]:
     if view is None or fault.phase not in ("backward", "optimizer"):
         return []
     lines = []
-    for side in ("subject", "reference"):
-        again = _first_changed([record for call in view.calls if (record := _record(call, side)) is not None])
+    for side in _SIDES:
+        again = _first_changed(view.flow(side))
         if again is not None:
             lines.append(f"recomputed otherwise: in the {side}, {call_text(again)} does not repeat what its forward call gave")
     return lines if len(lines) == 1 else []
 
 
-def _record(call: JudgedCall, side: str) -> CallRecord | None:
-    record: CallRecord | None = getattr(call.pair, side)
-    return record
-
-
-def _first_changed(records: Sequence[CallRecord]) -> CallRecord | None:
-    first = {_key(record): record for record in records if record.phase == "forward" and not record.recompute}
-    again = (record for record in records if record.phase == "forward" and record.recompute)
-    return next((record for record in again if (before := first.get(_key(record))) is not None and _is_changed(record, before)), None)
-
-
-def _key(record: CallRecord) -> Hashable:
-    return record.level, record.module, record.call
+def _first_changed(flow: StepIndex) -> CallRecord | None:
+    """The first recomputed call that is not what the last one of its name was that was not recomputed."""
+    for at, again in enumerate(flow.records):
+        parts = flow.call(at)
+        if again is None or parts is None or again.phase != "forward" or not again.recompute:
+            continue
+        first = [record for one in parts.forward if (record := flow.records[one]) is not None and not record.recompute]
+        if first and _is_changed(again, first[-1]):
+            return again
+    return None
 
 
 def _is_changed(again: CallRecord, before: CallRecord) -> bool:

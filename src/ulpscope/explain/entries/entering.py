@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from ulpscope.explain.contributions import made
 from ulpscope.explain.entries.batch import ADVICE
-from ulpscope.explain.suspects import value_of
 from ulpscope.explain.views import Divergence, StepView, worst
 from ulpscope.explain.wording import at_place, call_text, difference_line, finding_at, inputs_line
 from ulpscope.model import Finding, JudgedCall, JudgedSlot
@@ -36,18 +35,17 @@ def explain_entering(view: StepView) -> Finding | None:
 
 def _explain_zeros(view: StepView, found: Divergence) -> Finding | None:
     """Blame the call that made a zero of another sign, where the call that tells them apart was only given it."""
-    wanted = [value_of(side) for side in (found.slot.pair.subject, found.slot.pair.reference)]
-    for call in view.calls:
-        for slot in made(call):
-            if [value_of(slot.pair.subject), value_of(slot.pair.reference)] == wanted and call.pair.record.phase != "start":
-                record, told = call.pair.record, call_text(found.call.pair.record, found.slot.pair.slot)
-                headline = f"zeros of other signs: {call_text(record, slot.pair.slot)}, {at_place(record)}"
-                evidence = [f"the values agree, but for the signs of zeros, and {told} tells them apart", inputs_line(call)]
-                result = worst(made(found.call))
-                evidence += [f"there {difference_line(result)}"] if result is not None else []
-                kind = "backward" if record.phase == "backward" else "contributed"
-                return finding_at("fault", kind, headline, call, slot, evidence, "look at what makes a zero negative on one side only")
-    return None
+    maker = view.maker_of(view.position(found.call), found.slot)
+    if maker is None:
+        return None
+    call, slot = view.calls[maker[0]], maker[1]
+    record, told = call.pair.record, call_text(found.call.pair.record, found.slot.pair.slot)
+    headline = f"zeros of other signs: {call_text(record, slot.pair.slot)}, {at_place(record)}"
+    evidence = [f"the values agree, but for the signs of zeros, and {told} tells them apart", inputs_line(call)]
+    result = worst(made(found.call))
+    evidence += [f"there {difference_line(result)}"] if result is not None else []
+    kind = "backward" if record.phase == "backward" else "contributed"
+    return finding_at("fault", kind, headline, call, slot, evidence, "look at what makes a zero negative on one side only")
 
 
 def entering_lines(found: Divergence) -> list[str]:

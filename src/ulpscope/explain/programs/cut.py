@@ -7,17 +7,16 @@ backward call that misses the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from ulpscope.explain.flow import value_in
 from ulpscope.explain.suspects import value_of
 from ulpscope.explain.views import Divergence, StepView
 from ulpscope.explain.wording import at_place, call_text, count, difference_line, finding_at, listed, slot_text
-from ulpscope.model import Finding, JudgedCall, JudgedSlot, Slot, TensorRecord
+from ulpscope.model import Finding, JudgedCall, JudgedSlot, Side, Slot, TensorRecord
+from ulpscope.model.step_index import UNKNOWN
 
 __all__ = ["explain_cut"]
 
 _ADVICE = "let gradients flow through it on both sides, or on neither"
-_DIRECTIONS = (("subject", "reference"), ("reference", "subject"))
 
 
 def explain_cut(view: StepView) -> Finding | None:
@@ -47,7 +46,7 @@ def _is_lone_gradient(slot: JudgedSlot) -> bool:
     return slot.pair.slot.role == "gradient" and slot.verdict.level == "unmatched"
 
 
-def _cut_side(slot: JudgedSlot) -> str | None:
+def _cut_side(slot: JudgedSlot) -> Side | None:
     """The side on which a floating value is not differentiable although it is on the other."""
     ours, theirs = slot.pair.subject, slot.pair.reference
     if ours is None or theirs is None or ours.requires_grad == theirs.requires_grad or not (ours.device and theirs.device):
@@ -65,13 +64,13 @@ def _finding(view: StepView, found: Divergence, call: JudgedCall, slot: JudgedSl
     return finding_at("fault", kind, headline, blamed, blamed_slot, evidence, _ADVICE)
 
 
-def _origin(view: StepView, call: JudgedCall, slot: JudgedSlot, side: str) -> tuple[JudgedCall, str, JudgedSlot | None]:
+def _origin(view: StepView, call: JudgedCall, slot: JudgedSlot, side: Side) -> tuple[JudgedCall, str, JudgedSlot | None]:
     """The call on one side that made the value and cut it, the parameter that is frozen, else the first call that shows it."""
     name = slot_text(slot.pair.slot)
     if not call.pair.record.receives(slot.pair.slot):
         return call, f"{name} does not require gradients in the {side}, although what enters agrees", slot
     record: TensorRecord = getattr(slot.pair, side)
-    maker = next((one for one in _lone_forward(view, side) if _makes(one, side, record)), None)
+    maker = _cutter(view, call, slot, side)
     if maker is not None:
         return maker, f"its result enters {call_text(call.pair.record, slot.pair.slot)} and does not require gradients", None
     start = _parameter(view, record, side)
@@ -80,15 +79,19 @@ def _origin(view: StepView, call: JudgedCall, slot: JudgedSlot, side: str) -> tu
     return call, f"{name} does not require gradients in the {side}, and no recorded call made it so", slot
 
 
-def _lone_forward(view: StepView, side: str) -> Iterator[JudgedCall]:
-    other = dict(_DIRECTIONS)[side]
-    return (call for call in view.calls if getattr(call.pair, other) is None and call.pair.record.phase == "forward")
-
-
-def _makes(call: JudgedCall, side: str, value: TensorRecord) -> bool:
-    record = getattr(call.pair, side)
-    results = [slot for slot in record.slots if not record.receives(slot.slot)]
-    return any(one.fingerprint == value.fingerprint and one.fingerprint and not one.requires_grad for one in results)
+def _cutter(view: StepView, call: JudgedCall, slot: JudgedSlot, side: Side) -> JudgedCall | None:
+    """The first call of one side that gave the value on, or made it, so that it requires no gradients."""
+    flow, at = view.flow(side), view.position(call)
+    value = value_in(flow, at, slot, side)
+    values = {value, flow.base(value)} - {UNKNOWN}
+    places = {place for one in values for place in (flow.maker(one), *flow.readers(one))} - {UNKNOWN}
+    for place in sorted(places):
+        other = view.calls[place]
+        if place < at and other.pair.record.phase == "forward" and (other.pair.subject is None or other.pair.reference is None):
+            made = (tensor for tensor, number in zip(other.pair.record.slots, flow.values(place), strict=True) if number in values)
+            if any(not tensor.requires_grad and not other.pair.record.receives(tensor.slot) for tensor in made):
+                return other
+    return None
 
 
 def _parameter(view: StepView, value: TensorRecord, side: str) -> tuple[JudgedCall, JudgedSlot] | None:

@@ -7,17 +7,19 @@ else the last block of them before the difference.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from ulpscope.explain.entries.entering import entering_lines, is_regrouped
+from ulpscope.explain.flow import tensor_of, value_in
 from ulpscope.explain.suspects import value_of
 from ulpscope.explain.views import Divergence, StepView, common_levels
 from ulpscope.explain.wording import at_place, call_text, count, difference_line, finding_at, listed, slot_text
-from ulpscope.model import CallRecord, Finding, JudgedCall, JudgedSlot
+from ulpscope.model import CallRecord, Finding, JudgedCall, JudgedSlot, Side
+from ulpscope.model.step_index import UNKNOWN
 
 __all__ = ["explain_missing", "explain_writing", "lone_text"]
 
-_SIDES = (("subject", "reference"), ("reference", "subject"))
+_SIDES: tuple[Side, Side] = ("subject", "reference")
 
 
 def explain_missing(view: StepView) -> Finding | None:
@@ -60,17 +62,16 @@ def linked_calls(view: StepView, found: Divergence) -> list[JudgedCall]:
     """The calls on one side that the differing value comes from: its maker and what led to it, or what else used the value
     whose gradient it is."""
     lone = _lone_before(view, found)
-    linked: list[JudgedCall] = []
-    for side, _ in _SIDES:
-        ours = [call for call in lone if _side(call) == side]
-        wanted = {value_of(getattr(found.slot.pair, side))} - {None}
-        linked += _leading_to(ours, side, wanted) or _users_of(view, found, ours, side)
-    names = {(_side(call), call.pair.record.call, call.pair.record.module) for call in linked}
+    names = set()
+    for side in _SIDES:
+        ours = {view.position(call) for call in lone if _side(call) == side}
+        linked = _leading_to(view, found, ours, side) or _users_of(view, found, ours, side)
+        names |= {(side, view.calls[at].pair.record.call, view.calls[at].pair.record.module) for at in linked}
     return [call for call in lone if (_side(call), call.pair.record.call, call.pair.record.module) in names]
 
 
 def lone_text(calls: Sequence[JudgedCall]) -> str:
-    sides = [(side, [call for call in calls if _side(call) == side]) for side, _ in _SIDES]
+    sides = [(side, [call for call in calls if _side(call) == side]) for side in _SIDES]
     return "; ".join(
         f"{count(len(lone), 'call')} only in the {side}: {listed([_name(call) for call in lone])}" for side, lone in sides if lone
     )
@@ -87,41 +88,28 @@ def _lone_before(view: StepView, found: Divergence) -> list[JudgedCall]:
     return lone
 
 
-def _leading_to(lone: Sequence[JudgedCall], side: str, wanted: set[Hashable]) -> list[JudgedCall]:
-    """The calls that made one of the values, and those that made what these were given."""
-    linked: list[JudgedCall] = []
-    for call in reversed(lone):
-        record: CallRecord = getattr(call.pair, side)
-        if any(value_of(slot) in wanted for slot in record.slots if not record.receives(slot.slot)):
-            linked.append(call)
-            wanted |= {value for slot in record.slots if record.receives(slot.slot) and (value := value_of(slot)) is not None}
+def _leading_to(view: StepView, found: Divergence, lone: set[int], side: Side) -> set[int]:
+    """The calls that made the value, and those that made what these were given."""
+    flow = view.flow(side)
+    linked: set[int] = set()
+    waiting = [value_in(flow, view.position(found.call), found.slot, side)]
+    while waiting:
+        value = waiting.pop()
+        maker = flow.maker(value) if flow.maker(value) != UNKNOWN else flow.maker(flow.base(value))
+        record = flow.records[maker] if maker in lone else None
+        if record is not None and maker not in linked:
+            linked.add(maker)
+            waiting += [
+                one for slot, one in zip(record.slots, flow.values(maker), strict=True) if one != UNKNOWN and record.receives(slot.slot)
+            ]
     return linked
 
 
-def _users_of(view: StepView, found: Divergence, lone: Sequence[JudgedCall], side: str) -> list[JudgedCall]:
+def _users_of(view: StepView, found: Divergence, lone: set[int], side: Side) -> set[int]:
     """For a gradient: the calls that used the value it belongs to, since gradients of all uses add up."""
-    values = _differentiated(view, found, side)
-    return [call for call in lone if call.pair.record.phase == "forward" and _receives_any(getattr(call.pair, side), values)]
-
-
-def _differentiated(view: StepView, found: Divergence, side: str) -> set[Hashable]:
-    """The value whose gradient enters: the result of the forward call, or a parameter."""
-    record, path = found.call.pair.record, found.slot.pair.slot.path
-    if record.phase == "optimizer":
-        slots = [slot for call in view.state("state.parameters") for slot in call.slots if slot.pair.slot.path == path]
-    else:
-        forward = (call for call in view.calls if _is_forward_of(call.pair.record, record))
-        slots = [slot for call in forward for slot in call.slots if slot.pair.slot.role == "output" and slot.pair.slot.path == path]
-    return {value for slot in slots if (value := value_of(getattr(slot.pair, side))) is not None}
-
-
-def _is_forward_of(record: CallRecord, backward: CallRecord) -> bool:
-    is_same = (record.level, record.call, record.module) == (backward.level, backward.call, backward.module)
-    return backward.phase == "backward" and record.phase == "forward" and not record.recompute and is_same
-
-
-def _receives_any(record: CallRecord, values: set[Hashable]) -> bool:
-    return any(value_of(slot) in values for slot in record.slots if record.receives(slot.slot))
+    flow, tensor = view.flow(side), tensor_of(found.slot, side)
+    value = UNKNOWN if tensor is None else flow.differentiated(view.position(found.call), tensor.slot)
+    return {at for at in flow.readers(value) if at in lone and view.calls[at].pair.record.phase == "forward"}
 
 
 def _writes_to(call: JudgedCall, start: JudgedSlot) -> bool:
@@ -135,7 +123,7 @@ def _writes_to(call: JudgedCall, start: JudgedSlot) -> bool:
     return bool(given) and any(value_of(slot) != before for slot in results)
 
 
-def _side(call: JudgedCall) -> str:
+def _side(call: JudgedCall) -> Side:
     return "subject" if call.pair.reference is None else "reference"
 
 

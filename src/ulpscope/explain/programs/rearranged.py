@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from ulpscope.explain.contributions import entered, made
+from ulpscope.explain.contributions import entered
 from ulpscope.explain.entries.entering import entering_lines, is_regrouped
 from ulpscope.explain.programs.arguments import is_telling
 from ulpscope.explain.programs.missing import linked_calls
-from ulpscope.explain.suspects import value_of
-from ulpscope.explain.views import StepView
+from ulpscope.explain.views import Divergence, StepView
 from ulpscope.explain.wording import at_place, call_text, differences_lines, finding_at
 from ulpscope.model import Finding, JudgedCall, JudgedSlot
 
@@ -20,7 +19,7 @@ def explain_rearranged(view: StepView) -> Finding | None:
     found = view.divergence
     if found is None or found.how != "entered" or found.result is None or is_regrouped(view, found) or linked_calls(view, found):
         return None
-    maker = _first_maker(view, found.slot)
+    maker = _first_maker(view, found)
     if maker is None:
         return None
     call, slot = maker
@@ -31,30 +30,26 @@ def explain_rearranged(view: StepView) -> Finding | None:
     return finding_at("fault", "arguments", headline, call, slot, [*evidence, *entering_lines(found)], advice)
 
 
-def _first_maker(view: StepView, value: JudgedSlot) -> tuple[JudgedCall, JudgedSlot] | None:
+def _first_maker(view: StepView, found: Divergence) -> tuple[JudgedCall, JudgedSlot] | None:
     """The call with other arguments on the way of a value that is laid out otherwise, from where it came in backwards."""
     blamed: tuple[JudgedCall, JudgedSlot] | None = None
-    wanted = value
-    for call in reversed(view.calls):
-        slot = next((slot for slot in made(call) if _is_same(slot, wanted)), None)
-        if slot is None or call.pair.record.phase == "start":
-            continue
+    at, wanted = view.position(found.call), found.slot
+    while True:
+        maker = view.maker_of(at, wanted)
+        if maker is None:
+            return blamed
+        at, slot = maker
+        call = view.calls[at]
         if any(_is_set(one.what) and is_telling(one) for one in call.differences):
             blamed = (call, slot)
         before = next((slot for slot in entered(call) if _is_other_layout(slot)), None)
         if before is None:
-            break
+            return blamed
         wanted = before
-    return blamed
 
 
 def _is_set(what: str) -> bool:
     return not what.startswith(("shape of", "dtype of", "mode "))
-
-
-def _is_same(one: JudgedSlot, other: JudgedSlot) -> bool:
-    sides = [(value_of(one.pair.subject), value_of(other.pair.subject)), (value_of(one.pair.reference), value_of(other.pair.reference))]
-    return all(ours == theirs and ours is not None for ours, theirs in sides)
 
 
 def _is_other_layout(slot: JudgedSlot) -> bool:

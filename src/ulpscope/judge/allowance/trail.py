@@ -11,6 +11,7 @@ from ulpscope.judge.thresholds import threshold
 from ulpscope.model import Bands, Behind, CallRecord, DType, JudgedCall, JudgedSlot, Pair, Slot, SlotPair, TensorRecord
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.operations.unwritten import NEVER_WRITTEN, is_overwritten, is_unfollowed, may_carry, writes_in_place
+from ulpscope.model.step_index import ForwardCalls
 
 __all__ = ["Parts", "Trail", "values_key"]
 
@@ -51,7 +52,7 @@ class Trail:
     honest: set[Hashable] = field(default_factory=set)
     gradients: dict[Hashable, Parts] = field(default_factory=dict)
     parameters: dict[tuple[int | str, ...], JudgedSlot] = field(default_factory=dict)
-    forward: dict[Hashable, JudgedCall] = field(default_factory=dict)
+    forward: ForwardCalls[JudgedCall] = field(default_factory=ForwardCalls)
     optimized: dict[Slot, JudgedSlot] = field(default_factory=dict)
     apart: dict[Hashable, float] = field(default_factory=dict)
     lone_terms: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class Trail:
         self.forward.clear()
 
     def forward_of(self, record: CallRecord) -> JudgedCall | None:
-        return self.forward.get((record.level, record.call, record.module)) if record.phase == "backward" else None
+        return self.forward.of(record)
 
     def parts_of(self, record: CallRecord, slot: Slot) -> Parts:
         """What the gradient of a value was summed from, as far as that was found honest."""
@@ -193,9 +194,9 @@ class Trail:
     def _apart_on(self, side: str, fingerprint: str | None) -> float:
         return max(self.apart.get((side, fingerprint), 0.0), self.apart.get(("lone", side, fingerprint), 0.0))
 
-    def add(self, judged: JudgedCall, drift: float) -> None:
-        """Remember a judged call, and how far apart its honest results are as far as that is not mere cancellation."""
-        self.drift = max(self.drift, drift)
+    def add(self, judged: JudgedCall) -> None:
+        """Remember a judged call."""
+        self.drift = max(self.drift, judged.drift)
         record = judged.pair.record
         made = [slot for slot in judged.slots if not record.receives(slot.pair.slot)]
         excused = [slot for slot in made if slot.verdict.rule in ("unwritten", "choice")]
@@ -204,7 +205,7 @@ class Trail:
             hanging = [slot for slot in made if slot.verdict.level == "rounding" and self.carries_unwritten(judged.pair, slot.pair)]
             self.carried |= {("unwritten", key) for slot in hanging if (key := values_key(slot.pair)) is not None}
         if not self._add_behind(made):
-            self.clean_drift = max(self.clean_drift, drift)
+            self.clean_drift = max(self.clean_drift, judged.drift)
         elif record.phase == "forward" and writes_in_place(record.call.op, record.arguments):
             self.behind_memory = next((slot.behind for slot in made if slot.behind), self.behind_memory)
         self.made |= {key for slot in made if slot.verdict.level != "same" and (key := values_key(slot.pair)) is not None}
@@ -216,7 +217,7 @@ class Trail:
         if record.phase == "start":
             self._add_state(slot for slot in made if slot.pair.slot.role in ("parameter", "buffer"))
         elif record.phase == "forward":
-            self.forward[record.level, record.call, record.module] = judged
+            self.forward.add(record, judged)
         elif record.phase == "backward":
             self._add_gradients(made, self.forward_of(record))
         elif record.phase == "optimizer":

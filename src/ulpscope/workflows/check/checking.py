@@ -26,6 +26,7 @@ from ulpscope.judge.checks import check_multiple, overflows, settle
 from ulpscope.judge.published.standard_tables import EDITIONS
 from ulpscope.model import CallRecord, OperandFormat, Run
 from ulpscope.model.check.checks import Check, CheckedCall, CheckRole, FamilyPrecision
+from ulpscope.model.step_index import ForwardCalls
 from ulpscope.store import open_run
 from ulpscope.store.foreign.checker import open_info
 from ulpscope.workflows.check.messages import Journal
@@ -230,18 +231,15 @@ def _planned(run: Run, device: str, select: str | Sequence[str] | None, overflow
 
 def _planned_step(run: Run, rank: int, step: int, device: str, selection: Any, overflow: bool) -> tuple[list[_Task], Opaqueness]:
     tasks: list[_Task] = []
-    called: dict[object, CallRecord] = {}
+    called = ForwardCalls[CallRecord]()
     opaqueness = Opaqueness()
     for index, record in enumerate(run.records(rank, step)):
         opaqueness.add(record)
-        key = record.level, record.call, record.module
-        if record.phase == "forward":
-            called[key] = record
+        called.add(record, record)
         is_module = record.level == "module" and not overflow
         if not (_is_call(record) or is_module) or (selection and not _is_wanted(selection, record)):
             continue
-        forward = called.get(key) if record.phase == "backward" else None
-        if overflow and not overflows(record, forward, with_results=run.info.format != _WITHOUT_RESULTS):
+        if overflow and not overflows(record, called.of(record), with_results=run.info.format != _WITHOUT_RESULTS):
             continue
         tasks.append(_Task((rank, step, index), replace(CheckedCall.of(record, device), is_opaque=is_module), product_family(record)))
     return _with_opaque(tasks, opaqueness.regions()), opaqueness

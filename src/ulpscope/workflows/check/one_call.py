@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ import torch
 from ulpscope.judge.checks import check_limits, check_multiple, conclude, judge_checked, judge_overflow, with_own_leeway
 from ulpscope.model import DTYPES, CallName, CallRecord, OperandFormat, Run, Slot, SlotReplay, TensorRecord
 from ulpscope.model.check.checks import CheckData, CheckedCall, CheckedSlot, CheckRole, DrawnSlot
+from ulpscope.model.step_index import StepIndex, stepped_before
 from ulpscope.replay import (
     NotReplayable,
     Program,
@@ -50,40 +51,6 @@ _STEPS_IN_MEMORY = 2
 _MANY = 1 << 18
 
 
-@dataclass(slots=True)
-class _Step:
-    """The records of one step, and which of them belong together."""
-
-    records: list[CallRecord]
-    forward: dict[int, CallRecord] = field(default_factory=dict)
-    earlier: dict[int, list[CallRecord]] = field(default_factory=dict)
-    parameters: list[CallRecord] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, records: list[CallRecord]) -> _Step:
-        found = cls(records)
-        called: dict[Hashable, CallRecord] = {}
-        differentiated: dict[Hashable, list[CallRecord]] = {}
-        for index, record in enumerate(records):
-            key = record.level, record.call, record.module
-            if record.phase == "forward":
-                called[key] = record
-            elif record.phase == "backward":
-                if key in called:
-                    found.forward[index] = called[key]
-                found.earlier[index] = list(differentiated.get(key, ()))
-                differentiated.setdefault(key, []).append(record)
-            elif record.phase == "start" and record.call.op == "state.parameters":
-                found.parameters.append(record)
-        return found
-
-    def stepped(self, record: CallRecord) -> CallRecord | None:
-        """The last step of the same optimizer, before `record` where that is in this step."""
-        same = [one for one in self.records if one.phase == "optimizer" and one.call.op == record.call.op]
-        before = [one for one in same if one.step != record.step or one.order < record.order]
-        return before[-1] if before else None
-
-
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """A call that can be run, with what was recorded of its results."""
@@ -105,19 +72,19 @@ class CallChecker:
         self._run = run
         self._options = options
         self._tell = tell or (lambda stage: None)
-        self._steps: dict[tuple[int, int], _Step] = {}
+        self._steps: dict[tuple[int, int], StepIndex] = {}
         self._planted = Planted()
         self.is_device_lost = False
 
     def check(self, rank: int, step: int, index: int, operands: Mapping[CheckRole, OperandFormat] | None = None) -> CheckedCall:
         """One call; `operands` are the formats to which its family's matrix products are known to round."""
         begun = time.perf_counter()
-        record = self._step(rank, step).records[index]
+        record = self._record(rank, step, index)
         call = CheckedCall.of(record, self._options.device)
         if self._num_threads:
             torch.set_num_threads(self._num_threads if _num_elements(record) >= _MANY else 1)
         try:
-            found = self._checked(call, record, index, operands or {})
+            found = self._checked(call, record, operands or {})
         except DeviceLost as error:
             self.is_device_lost = True
             found = replace(call, status="skipped", reason=str(error))
@@ -143,8 +110,8 @@ class CallChecker:
         family = []
         for rank, step, index in members:
             try:
-                record = self._step(rank, step).records[index]
-                prepared = self._prepare(record, rank, step, index)
+                record = self._record(rank, step, index)
+                prepared = self._prepare(record, rank, step)
                 made = run_on_device(prepared.program, self._options.device) if role == "device" else prepared.recorded
             except Exception:
                 continue
@@ -152,16 +119,21 @@ class CallChecker:
                 family.append((record.call, prepared.program, made))
         return recognised_operands(family)
 
-    def _step(self, rank: int, step: int) -> _Step:
+    def _step(self, rank: int, step: int) -> StepIndex:
         if (rank, step) not in self._steps:
             while len(self._steps) >= _STEPS_IN_MEMORY:
                 self._steps.pop(next(iter(self._steps)))
-            self._steps[rank, step] = _Step.of(list(self._run.records(rank, step)))
+            self._steps[rank, step] = StepIndex(self._run.records(rank, step))
         return self._steps[rank, step]
 
-    def _checked(self, call: CheckedCall, record: CallRecord, index: int, operands: Mapping[CheckRole, OperandFormat]) -> CheckedCall:
+    def _record(self, rank: int, step: int, index: int) -> CallRecord:
+        record = self._step(rank, step).records[index]
+        assert record is not None, "a run has every record of its own"
+        return record
+
+    def _checked(self, call: CheckedCall, record: CallRecord, operands: Mapping[CheckRole, OperandFormat]) -> CheckedCall:
         options = self._options
-        prepared = self._prepare(record, call.rank, call.step, index)
+        prepared = self._prepare(record, call.rank, call.step)
         call = replace(call, data=prepared.data)
         if not has_own_kernel(record, options.device) and not prepared.recorded:
             raise NotReplayable("its kernel is a vendor's and not here, and no result of it was kept")
@@ -226,22 +198,21 @@ class CallChecker:
         own = yardstick if same else Yardstick(joined(prepared.program), operands=operands.get("recorded"))
         return {slot: ours[slot] for slot in equal} | _replayed(own, others, call.call)
 
-    def _prepare(self, record: CallRecord, rank: int, step: int, index: int) -> _Prepared:
-        known = self._step(rank, step)
-        forward = known.forward.get(index)
+    def _prepare(self, record: CallRecord, rank: int, step: int) -> _Prepared:
+        forward = self._step(rank, step).forward_of(record)
         if record.phase == "backward" and forward is None:
             raise NotReplayable("its forward call was not recorded")
         if record.phase == "backward" and forward is not None:
             record = _with_wanted_gradients(record, forward)
         previous = self._stepped_before(record, rank, step) if record.phase == "optimizer" else None
         if _has_values(record, forward):
-            program = self._program(_asking(record), forward, index, previous, self._reader)
+            program = self._program(_asking(record), forward, previous, self._reader)
             return _Prepared(program, _results(record, self._reader(record)), "recorded")
         made_up = Generated(self._options.seed, self._planted)
         given = made_up.record(record, forward=None)
         before = made_up.record(forward) if forward is not None else None
         previous = made_up.record(previous) if previous is not None else None
-        program = self._program(given, before, index, previous, lambda _: made_up.read, made_up)
+        program = self._program(given, before, previous, lambda _: made_up.read, made_up)
         return _Prepared(program, {}, "generated")
 
     def _reader(self, record: CallRecord) -> Reader:
@@ -251,7 +222,6 @@ class CallChecker:
         self,
         record: CallRecord,
         forward: CallRecord | None,
-        index: int,
         previous: CallRecord | None,
         reader: Callable[[CallRecord], Reader],
         made_up: Generated | None = None,
@@ -259,7 +229,7 @@ class CallChecker:
         step = self._step(record.rank, record.step)
         if record.phase == "backward":
             assert forward is not None
-            return backward_program(forward, record, reader(record), earlier=step.earlier.get(index, ()))
+            return backward_program(forward, record, reader(record), earlier=step.earlier_backward(record))
         if record.phase == "optimizer":
             parameters = step.parameters if made_up is None else [made_up.record(one) for one in step.parameters]
             before = reader(previous) if previous is not None else None
@@ -267,9 +237,10 @@ class CallChecker:
         return forward_program(record, reader(record))
 
     def _stepped_before(self, record: CallRecord, rank: int, step: int) -> CallRecord | None:
-        found = self._step(rank, step).stepped(record)
+        here = (one for one in self._step(rank, step).optimizer_steps if one.order < record.order)
+        found = stepped_before(record, here)
         if found is None and step - 1 in self._run.steps(rank):
-            found = self._step(rank, step - 1).stepped(record)
+            found = stepped_before(record, self._step(rank, step - 1).optimizer_steps)
         return found
 
     def _checked_drawn(self, call: CheckedCall, record: CallRecord, prepared: _Prepared, made: Tensors) -> CheckedCall:

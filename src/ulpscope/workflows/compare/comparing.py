@@ -19,9 +19,8 @@ from ulpscope.workflows.compare.garbage import rare_collections
 from ulpscope.workflows.compare.measuring import measured_steps
 
 if TYPE_CHECKING:
-    from ulpscope.model import Comparison, JudgedCall, Run
+    from ulpscope.model import Comparison, JudgedCall, ReplayMode, Run
     from ulpscope.numerics.difference.guessing import Guess
-    from ulpscope.workflows.compare.replaying import ReplayMode
 
 __all__ = ["compare_runs"]
 

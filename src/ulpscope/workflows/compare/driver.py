@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from ulpscope.numerics.difference.guessing import Guess
     from ulpscope.report.comparison.json_pairs import PairLines
 
-__all__ = ["REPLAYS", "REPORTS", "RULES", "Question", "answer"]
+__all__ = ["REPORTS", "Question", "answer"]
 
 REPORTS = ("json", "html", "csv", "xlsx", "parquet", "junit")
 """What can be written, in the order in which it is."""
-REPLAYS = ("needed", "all", "none")
-RULES = ("derived", "ptdbg")
 Progress: TypeAlias = "Callable[[int, int], None] | None"
 _EXIT_CODES = {"same": 0, "rounding": 0, "diverges": 1, "unknown": 2}
 _RENDERERS = {

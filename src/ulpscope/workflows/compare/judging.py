@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import TypeAlias
 
 from ulpscope.errors import NothingComparableError
 from ulpscope.explain import UNBLAMED, Circumstances, count_opaque, explain, gaps_of
-from ulpscope.judge import Trail, bands_of, foresee_call, judge_call, likely_format, operand_format
+from ulpscope.judge import Trail, bands_of, foresee_call, judge_call, learn_call, likely_format, operand_format
 from ulpscope.match import Overlap, match_steps
 from ulpscope.measure import histograms
 from ulpscope.model import (
@@ -27,7 +27,9 @@ from ulpscope.model import (
     Gap,
     Histogram,
     JudgedCall,
+    Measurement,
     OperandFormat,
+    Pair,
     PairReplay,
     Run,
     SlotPair,
@@ -41,6 +43,8 @@ from ulpscope.workflows.compare.replaying import Replaying
 
 __all__ = ["judge_runs", "measured_bands"]
 
+Judged: TypeAlias = tuple[JudgedCall, PairReplay | None]
+"""A call with its verdicts, and the replay that they rest on."""
 _SHARE = 1000
 _FORMAT_NAMES: dict[str, OperandFormat] = {"float16": "float16", "bfloat16": "bfloat16"}
 
@@ -59,9 +63,8 @@ def judge_runs(
     is_partial: bool = False,
 ) -> Comparison:
     """The comparison of two runs from their measured steps."""
-    latest: list[PairReplay | None] = []
-    found = _judge_steps(steps, len(overlap.common), rules, progress, replaying, latest, bands)
-    judged, replays, condensed = kept_calls((call, latest.pop()) for call in _telling(told, found))
+    found = _judge_steps(steps, len(overlap.common), rules, progress, replaying, bands)
+    judged, replays, condensed = kept_calls(_telling(told, found))
     _check_common(judged, subject, reference)
     precision = replaying.precision
     if not precision and (operands := operand_format(judged)) is not None:
@@ -99,10 +102,10 @@ def _beside(findings: Sequence[Finding], coverage: Coverage) -> Coverage:
     return replace(coverage, gaps=tuple(gap for gap in coverage.gaps if gap.why != UNBLAMED))
 
 
-def _telling(told: Callable[[JudgedCall], None], calls: Iterable[JudgedCall]) -> Iterator[JudgedCall]:
-    for call in calls:
+def _telling(told: Callable[[JudgedCall], None], calls: Iterable[Judged]) -> Iterator[Judged]:
+    for call, replay in calls:
         told(call)
-        yield call
+        yield call, replay
 
 
 def measured_bands(reference: Run, repeat: Run, rules: str, ahead: Ahead) -> Bands:
@@ -110,7 +113,7 @@ def measured_bands(reference: Run, repeat: Run, rules: str, ahead: Ahead) -> Ban
     common = match_steps(reference, repeat).common
     idle = Replaying(reference, repeat, "none")
     steps = measured_steps(reference, repeat, common, None, ahead)
-    return bands_of(list(_judge_steps(steps, len(common), rules, _silent, idle, [], None)))
+    return bands_of([call for call, _ in _judge_steps(steps, len(common), rules, _silent, idle, None)])
 
 
 def _silent(done: int, total: int) -> None:
@@ -123,24 +126,31 @@ def _judge_steps(
     rules: str,
     progress: Callable[[int, int], None],
     replaying: Replaying,
-    replays: list[PairReplay | None],
     bands: Bands | None,
-) -> Iterator[JudgedCall]:
+) -> Iterator[Judged]:
     trails: dict[int, Trail] = {}
     for at, step in enumerate(steps):
-        rank, pairs = step.rank, step.pairs
-        trail = trails.setdefault(rank, Trail(bands=bands))
+        trail = trails.setdefault(step.rank, Trail(bands=bands))
         trail.begin_step(step.step)
-        replaying.begin_step(rank, pairs)
-        for done, pair in enumerate(pairs):
-            measurements = step.measurements(pair)
-            replays.append(replaying(pair, measurements, partial(foresee_call, pair, measurements, trail)))
-            trail.operands = replaying.coarsest_operands(rank) or trail.operands
-            judged = judge_call(pair, measurements, rules, trail, replays[-1])
+        replaying.begin_step(step.rank, step.subject, step.reference)
+        for done, pair in enumerate(step.pairs):
+            judged, replay = _judge(pair, step.measurements(pair), rules, trail, replaying)
             if _is_divergence(judged):
-                replaying.settle(rank)
-            yield judged
-            progress(at * _SHARE + (done + 1) * _SHARE // len(pairs), many * _SHARE)
+                replaying.settle(step.rank)
+            yield judged, replay
+            progress(at * _SHARE + (done + 1) * _SHARE // len(step.pairs), many * _SHARE)
+
+
+def _judge(pair: Pair, measurements: Sequence[Measurement], rules: str, trail: Trail, replaying: Replaying) -> Judged:
+    """Judge a pair without a replay, and once more with it where that could say something else."""
+    if not replaying.could_tell(pair, measurements):
+        return judge_call(pair, measurements, rules, trail), None
+    foreseen = foresee_call(pair, measurements, trail)
+    replay = replaying(pair, foreseen)
+    if replay is None:
+        return learn_call(foreseen, trail), None
+    trail.operands = replaying.coarsest_operands(pair.record.rank) or trail.operands
+    return judge_call(pair, measurements, rules, trail, replay), replay
 
 
 def _is_divergence(call: JudgedCall) -> bool:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ulpscope.match import Mapping, match_calls, with_makers_first
 from ulpscope.measure import measure_slot, measure_sums, with_shape
 from ulpscope.model import CallRecord, Frame, Measurement, Pair, Run, SlotPair, TensorMeasurement, TensorRecord
+from ulpscope.model.step_index import StepIndex
 from ulpscope.numerics.difference.guessing import Guess
 from ulpscope.numerics.difference.kept_pairs import GuessedPairs, KeptPairs, Scratch
 from ulpscope.numerics.difference.kept_place import Kept
@@ -55,7 +56,10 @@ class _Sums(NamedTuple):
 
 
 class MeasuredStep:
-    """The pairs of one rank and step; `measurements` tells those of a pair, and large tensors are measured ahead."""
+    """The pairs of one rank and step, and the data flow of each side; `measurements` tells those of a pair.
+
+    Large tensors are measured ahead.
+    """
 
     def __init__(
         self,
@@ -71,8 +75,8 @@ class MeasuredStep:
     ) -> None:
         self.rank = rank
         self.step = step
-        ours, theirs = (_sharing_stacks(run.records(rank, step), stacks) for run in (subject, reference))
-        self.pairs = with_makers_first(match_calls(ours, theirs, mapping))
+        self.subject, self.reference = (StepIndex.of(_sharing_stacks(run.records(rank, step), stacks)) for run in (subject, reference))
+        self.pairs = with_makers_first(match_calls(self.subject, self.reference, mapping))
         self._read_subject = lambda content: subject.tensor(rank, step, content)
         self._read_reference = lambda content: reference.tensor(rank, step, content)
         self._known: dict[Hashable, tuple[tuple[int, ...], Measurement | Task[Measurement] | _Sums]] = {}

@@ -11,11 +11,10 @@ from __future__ import annotations
 import ast
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from ulpscope.judge import argument_differences, is_beyond_doubt, multiple_of, product_family, replay_limits, with_own_limits
 from ulpscope.model import (
@@ -31,6 +30,7 @@ from ulpscope.model import (
     OperandFormat,
     Pair,
     PairReplay,
+    ReplayMode,
     Run,
     Side,
     SlotReplay,
@@ -38,6 +38,7 @@ from ulpscope.model import (
     TensorData,
 )
 from ulpscope.model.nouns import dataclass
+from ulpscope.model.step_index import StepIndex, stepped_before
 
 if TYPE_CHECKING:
     import torch
@@ -45,9 +46,8 @@ if TYPE_CHECKING:
     from ulpscope.model import Slot
     from ulpscope.replay import Program
 
-__all__ = ["ReplayMode", "Replaying"]
+__all__ = ["Replaying"]
 
-ReplayMode: TypeAlias = Literal["needed", "all", "none"]
 _SAMPLE = 8
 _FAMILIES = ("matrix product", "convolution")
 _INSIDE = "matrix product"
@@ -58,17 +58,17 @@ _FORMATS: dict[OperandFormat, DType] = {"float16": DTYPES["float16"], "tf32": DT
 
 @dataclass(slots=True)
 class _Side:
-    """What is known of one side while its calls pass by."""
+    """What is known of one side: the data flow of the step under way, and what was found out in all steps.
+
+    `stepped` are the optimizers' steps of the training step before, if that was recorded.
+    """
 
     run: Run
+    index: StepIndex = field(default_factory=lambda: StepIndex(()))
+    stepped: Sequence[CallRecord] = ()
     operands: dict[str, OperandFormat | None] = field(default_factory=dict)
     explained: dict[tuple[str, OperandFormat], list[str]] = field(default_factory=dict)
     num_products: Counter[str] = field(default_factory=Counter)
-    forward: dict[Hashable, CallRecord] = field(default_factory=dict)
-    backward: dict[Hashable, list[CallRecord]] = field(default_factory=dict)
-    parameters: list[CallRecord] = field(default_factory=list)
-    stepped: dict[str, CallRecord] = field(default_factory=dict)
-    doubted: frozenset[Slot] | None = None
 
     @property
     def formats(self) -> list[OperandFormat]:
@@ -82,27 +82,16 @@ class _Side:
     def reader(self, record: CallRecord) -> Callable[[str], TensorData]:
         return lambda content: self.run.tensor(record.rank, record.step, content)
 
-    def begin_step(self) -> None:
-        self.forward.clear()
-        self.backward.clear()
-        self.parameters.clear()
+    def begin_step(self, index: StepIndex) -> None:
+        before = self.index.optimizer_steps
+        self.index = index
+        self.stepped = [one for one in before if any(one.step == record.step - 1 for record in index.optimizer_steps)]
+        self.num_products.update(family for record in index.all_records() if (family := _family_of(record)) is not None)
 
     def stepped_before(self, record: CallRecord) -> CallRecord | None:
         """The same optimizer's step just before this one."""
-        before = self.stepped.get(str(record.call))
-        return before if before is not None and before.step == record.step - 1 else None
-
-    def pass_by(self, record: CallRecord) -> None:
-        if record.phase in ("forward", "backward") and (family := product_family(record)):
-            self.num_products[family] += 1
-        if record.phase == "forward":
-            self.forward[_key(record)] = record
-        elif record.phase == "backward":
-            self.backward.setdefault(_key(record), []).append(record)
-        elif record.phase == "start" and record.call.op == "state.parameters":
-            self.parameters.append(record)
-        elif record.phase == "optimizer":
-            self.stepped[str(record.call)] = record
+        here = (one for one in self.index.optimizer_steps if one.order < record.order)
+        return stepped_before(record, [*self.stepped, *here])
 
 
 class Replaying:
@@ -121,7 +110,6 @@ class Replaying:
         self._subjects: dict[int, _Side] = {}
         self._references: dict[int, _Side] = {}
         self._runs = (subject, reference)
-        self._pairs: Sequence[Pair] = ()
 
     @property
     def precision(self) -> tuple[SystemicPrecision, ...]:
@@ -166,28 +154,12 @@ class Replaying:
     def settle(self, rank: int) -> None:
         self._settled.add(rank)
 
-    def begin_step(self, rank: int, pairs: Sequence[Pair]) -> None:
-        self._pairs = pairs
-        for side in self._sides(rank):
-            side.begin_step()
+    def begin_step(self, rank: int, subject: StepIndex, reference: StepIndex) -> None:
+        for side, index in zip(self._sides(rank), (subject, reference), strict=True):
+            side.begin_step(index)
 
-    def __call__(self, pair: Pair, measurements: Sequence[Measurement], foresee: Callable[[], JudgedCall]) -> PairReplay | None:
-        """Both sides of a pair, replayed; None where that is not needed or not possible. `foresee` tells the verdict without."""
-        sides = self._sides(pair.record.rank)
-        try:
-            return self._replay(pair, sides) if self._is_needed(pair, measurements, foresee) else None
-        finally:
-            for record, side in zip((pair.subject, pair.reference), sides, strict=True):
-                if record is not None:
-                    side.pass_by(record)
-
-    def _sides(self, rank: int) -> tuple[_Side, _Side]:
-        return (
-            self._subjects.setdefault(rank, _Side(self._runs[0])),
-            self._references.setdefault(rank, _Side(self._runs[1])),
-        )
-
-    def _is_needed(self, pair: Pair, measurements: Sequence[Measurement], foresee: Callable[[], JudgedCall]) -> bool:
+    def could_tell(self, pair: Pair, measurements: Sequence[Measurement]) -> bool:
+        """Whether a replay of a pair is possible and may be asked for: both sides kept a result that is not the same."""
         record = pair.record
         if pair.subject is None or pair.reference is None or record.phase == "start" or record.level == "module":
             return False
@@ -200,52 +172,52 @@ class Replaying:
             return False
         if self.why_not:
             self._missed += 1
-            return False
-        if self._mode == "needed" and not self._doubt(pair, foresee()):
-            return False
+        return not self.why_not
+
+    def __call__(self, pair: Pair, foreseen: JudgedCall) -> PairReplay | None:
+        """Both sides of a pair, replayed; None where that could say nothing else than the verdict without, or time is up."""
+        doubted = _doubted(pair, foreseen) if self._mode == "needed" else None
+        if doubted is not None and not doubted:
+            return None
         if time.monotonic() > self._deadline:
             self._left_out += 1
-            return False
-        return True
+            return None
+        return self._replay(pair, self._sides(pair.record.rank), doubted)
 
-    def _doubt(self, pair: Pair, foreseen: JudgedCall) -> bool:
-        """Whether a replay could say something else; of an optimizer's step the sides remember about which results."""
-        if _differ_in_arguments(pair):
-            return True
-        made = (slot for slot in foreseen.slots if not pair.record.receives(slot.pair.slot))
-        doubted = frozenset(slot.pair.slot for slot in made if not is_beyond_doubt(slot))
-        for side in self._sides(pair.record.rank):
-            side.doubted = doubted if pair.record.phase == "optimizer" else None
-        return bool(doubted)
+    def _sides(self, rank: int) -> tuple[_Side, _Side]:
+        return (
+            self._subjects.setdefault(rank, _Side(self._runs[0])),
+            self._references.setdefault(rank, _Side(self._runs[1])),
+        )
 
-    def _replay(self, pair: Pair, sides: tuple[_Side, _Side]) -> PairReplay:
+    def _replay(self, pair: Pair, sides: tuple[_Side, _Side], doubted: frozenset[Slot] | None) -> PairReplay:
         self._replayed += 1
-        records = (record for record in (pair.subject, pair.reference) if record is not None)
-        ours, theirs = (self._replay_side(record, side) for record, side in zip(records, sides, strict=True))
+        calls = [_Call(record, side, doubted) for record, side in zip((pair.subject, pair.reference), sides, strict=True) if record]
+        ours, theirs = map(self._replay_side, calls)
         self._refused.update({one.why_not for one in (ours, theirs) if one.why_not and not one.is_random})
-        exchanged = self._exchanged(pair, sides) if ours.slots else None
+        exchanged = self._exchanged(pair, sides, calls[0]) if ours.slots else None
         return PairReplay(subject=ours, reference=theirs, arguments=exchanged)
 
-    def _replay_side(self, record: CallRecord, side: _Side) -> CallReplay:
-        family = product_family(record)
+    def _replay_side(self, call: _Call) -> CallReplay:
+        side, family = call.side, product_family(call.record)
         operands = side.operands.get(family) if family else None
-        replayed = _replay(record, side, operands)
+        replayed = call.replayed(operands)
         if family and family not in side.operands and _is_beyond(replayed):
             operands = side.operands[family] = self._recognise(family, side)
-            replayed = _replay(record, side, operands) if operands else replayed
-        return self._explained(record, side, replayed) if _is_beyond(replayed) and replayed.has_products else replayed
+            replayed = call.replayed(operands) if operands else replayed
+        return self._explained(call, replayed) if _is_beyond(replayed) and replayed.has_products else replayed
 
-    def _explained(self, record: CallRecord, side: _Side, replayed: CallReplay) -> CallReplay:
+    def _explained(self, call: _Call, replayed: CallReplay) -> CallReplay:
         """A call with products that errs, as one that rounds their operands where that is what it did; else as it was replayed.
 
         Machines choose kernels by size and kind, so one product may round its operands where others do not, and so may what a call of any
         name multiplies inside. Its operands predict what it gives then, digit by digit. What a kernel rounds on the way is not known from
         outside, only how large such rounding is: that counts where the format was recognised before.
         """
-        for operands, loosely in self._ways(record, side, replayed.operands):
-            attempt = _replay(record, side, operands, loosely=loosely)
+        for operands, loosely in self._ways(call.record, call.side, replayed.operands):
+            attempt = call.replayed(operands, loosely=loosely)
             if attempt.slots and not _is_beyond(attempt):
-                side.explain(record, operands)
+                call.side.explain(call.record, operands)
                 return attempt
         return replayed
 
@@ -268,17 +240,15 @@ class Replaying:
         """The format that a family's operands are rounded to on one side; small gradients tell two of the same precision apart."""
         from ulpscope.replay import effective_operands
 
-        which = "subject" if side.run is self._runs[0] else "reference"
-        records = [record for pair in self._pairs if (record := getattr(pair, which)) is not None]
-        whole = _Side(side.run, forward={_key(record): record for record in records if record.phase == "forward"})
-        made, passed_back = ([_told(record, whole) for record in _spread(records, family, phase)] for phase in ("forward", "backward"))
+        records = side.index.all_records()
+        made, passed_back = ([_Call(one, side).told() for one in _spread(records, family, phase)] for phase in ("forward", "backward"))
         forward = [one for one in made if not isinstance(one, str)]
         operands = effective_operands(forward) if forward else None
         if operands not in _ALIKE:
             return operands
         return effective_operands([*forward, *(one for one in passed_back if not isinstance(one, str))]) or operands
 
-    def _exchanged(self, pair: Pair, sides: tuple[_Side, _Side]) -> CallReplay | None:
+    def _exchanged(self, pair: Pair, sides: tuple[_Side, _Side], call: _Call) -> CallReplay | None:
         """What the reference's arguments make of the subject's tensors, against the subject's own exact result.
 
         A number that is a limit of a dtype stays the subject's own: it is another number, and so another result, of the same argument.
@@ -293,7 +263,7 @@ class Replaying:
             return CallReplay(why_not="another operation")
         others = filter(_is_argument, argument_differences(called))
         has_ties = all(_is_fraction(one.subject) and _is_fraction(one.reference) for one in others)
-        return _attempt(lambda: _exchange(pair.record, arguments, sides[0], has_ties=has_ties))
+        return _attempt(lambda: call.exchanged(arguments, has_ties=has_ties))
 
 
 def _spread(records: Sequence[CallRecord], family: str, phase: str) -> Sequence[CallRecord]:
@@ -310,7 +280,7 @@ def _forward_pair(pair: Pair, sides: tuple[_Side, _Side]) -> Pair | None:
     """The records that hold the arguments of a pair: itself, or the forward calls of a backward one."""
     if pair.record.phase != "backward":
         return pair
-    records = [side.forward.get(_key(record)) for side, record in zip(sides, (pair.subject, pair.reference), strict=True) if record]
+    records = [side.index.forward_of(record) for side, record in zip(sides, (pair.subject, pair.reference), strict=True) if record]
     return replace(pair, subject=records[0], reference=records[1], slots=()) if len(records) == 2 and all(records) else None
 
 
@@ -330,8 +300,16 @@ def _is_fraction(text: str) -> bool:
         return False
 
 
-def _key(record: CallRecord) -> Hashable:
-    return record.level, record.call, record.module
+def _doubted(pair: Pair, foreseen: JudgedCall) -> frozenset[Slot] | None:
+    """The results about which a replay could say something else; None where it could about all, since the arguments differ."""
+    if _differ_in_arguments(pair):
+        return None
+    made = (slot for slot in foreseen.slots if not pair.record.receives(slot.pair.slot))
+    return frozenset(slot.pair.slot for slot in made if not is_beyond_doubt(slot))
+
+
+def _family_of(record: CallRecord) -> str | None:
+    return product_family(record) if record.phase in ("forward", "backward") else None
 
 
 def _attempt(replay: Callable[[], CallReplay]) -> CallReplay:
@@ -342,88 +320,92 @@ def _attempt(replay: Callable[[], CallReplay]) -> CallReplay:
         return CallReplay(why_not=str(error) or type(error).__name__)
 
 
-def _replay(record: CallRecord, side: _Side, operands: OperandFormat | None, *, loosely: bool = False) -> CallReplay:
-    def replay() -> CallReplay:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of one side, to be replayed. Of an optimizer's step only the `doubted` results are; None means all."""
+
+    record: CallRecord
+    side: _Side
+    doubted: frozenset[Slot] | None = None
+
+    def replayed(self, operands: OperandFormat | None, *, loosely: bool = False) -> CallReplay:
+        return _attempt(lambda: self._measured(operands, loosely))
+
+    def _measured(self, operands: OperandFormat | None, loosely: bool) -> CallReplay:
         from ulpscope.replay import Yardstick, has_free_signs, is_random, with_signs_of
 
-        recorded = _results(record, side)
+        recorded = self._results()
         slots: list[SlotReplay] = []
         has_products = False
-        for program in _programs(record, side):
+        for program in self._programs():
             if is_random(program):
                 return CallReplay(is_random=True, why_not="it draws random numbers")
             yardstick = Yardstick(program, operands=operands, loosely=loosely)
-            if has_free_signs(record.call):
-                recorded = with_signs_of(record.call, recorded, yardstick.exact())
+            if has_free_signs(self.record.call):
+                recorded = with_signs_of(self.record.call, recorded, yardstick.exact())
             slots += yardstick.measure(recorded, enough=replay_limits)
             has_products |= yardstick.has_products
         return CallReplay(slots=tuple(slots), operands=operands, has_products=has_products)
 
-    return _attempt(replay)
+    def exchanged(self, arguments: Arguments | None, *, has_ties: bool) -> CallReplay:
+        """Two exact results on the same inputs: a tie falls otherwise only if an argument is a fraction that either side rounded."""
+        from ulpscope.replay import Yardstick
 
+        exchanged = {slot: value for program in self._programs(arguments) for slot, value in Yardstick(program).exact().items()}
+        yardsticks = (Yardstick(program) for program in self._programs())
+        slots = [one for yardstick in yardsticks for one in yardstick.measure(exchanged, enough=replay_limits, has_ties=has_ties)]
+        return CallReplay(slots=tuple(slots))
 
-def _exchange(record: CallRecord, arguments: Arguments | None, side: _Side, *, has_ties: bool) -> CallReplay:
-    """Two exact results on the same inputs: a tie falls otherwise only if an argument is a fraction that either side rounded."""
-    from ulpscope.replay import Yardstick
+    def told(self) -> tuple[Program, Mapping[Slot, torch.Tensor]] | str:
+        """The call as a program with what was recorded of its results, or why it is none."""
+        try:
+            return next(self._programs()), self._results()
+        except Exception as error:
+            return str(error)
 
-    exchanged = {slot: value for program in _programs(record, side, arguments) for slot, value in Yardstick(program).exact().items()}
-    yardsticks = (Yardstick(program) for program in _programs(record, side))
-    slots = [one for yardstick in yardsticks for one in yardstick.measure(exchanged, enough=replay_limits, has_ties=has_ties)]
-    return CallReplay(slots=tuple(slots))
+    def _results(self) -> Mapping[Slot, torch.Tensor]:
+        from ulpscope.replay import recorded_results
+
+        return recorded_results(self.record, self.side.reader(self.record))
+
+    def _programs(self, arguments: Arguments | None = None) -> Iterator[Program]:
+        """The call itself; of an optimizer's step one program for each parameter, so that memory stays that of the largest."""
+        from ulpscope.replay import (
+            NotReplayable,
+            backward_program,
+            forward_program,
+            has_free_signs,
+            optimizer_program,
+            stepped_parameters,
+        )
+
+        record, index, read = self.record, self.side.index, self.side.reader(self.record)
+        if record.phase == "forward":
+            yield forward_program(record, read, arguments=arguments)
+        elif record.phase == "backward":
+            forward = index.forward_of(record)
+            if forward is None:
+                raise NotReplayable("its forward call was not recorded")
+            if has_free_signs(record.call):
+                raise NotReplayable("the signs of its results are free, and so are those of its gradients")
+            yield backward_program(forward, record, read, arguments=arguments, earlier=index.earlier_backward(record))
+        else:
+            before = self.side.stepped_before(record)
+            step = record if arguments is None else replace(record, arguments=arguments)
+            for name in filter(self._is_doubted, stepped_parameters(step)):
+                yield optimizer_program(
+                    step,
+                    read,
+                    parameters=index.parameters,
+                    previous=before,
+                    read_previous=self.side.reader(before) if before else None,
+                    names=(name,),
+                )
+
+    def _is_doubted(self, name: str) -> bool:
+        """Whether the step of this parameter has to be replayed."""
+        return self.doubted is None or any(f"{slot}.".partition(".")[2].startswith(f"{name}.") for slot in self.doubted)
 
 
 def _is_beyond(replay: CallReplay) -> bool:
     return any(multiple_of(slot) > 1 for slot in replay.slots)
-
-
-def _told(record: CallRecord, side: _Side) -> tuple[Program, Mapping[Slot, torch.Tensor]] | str:
-    try:
-        return next(_programs(record, side)), _results(record, side)
-    except Exception as error:
-        return str(error)
-
-
-def _results(record: CallRecord, side: _Side) -> Mapping[Slot, torch.Tensor]:
-    from ulpscope.replay import recorded_results
-
-    return recorded_results(record, side.reader(record))
-
-
-def _is_doubted(side: _Side, name: str) -> bool:
-    """Whether the step of this parameter has to be replayed."""
-    return side.doubted is None or any(f"{slot}.".partition(".")[2].startswith(f"{name}.") for slot in side.doubted)
-
-
-def _programs(record: CallRecord, side: _Side, arguments: Arguments | None = None) -> Iterator[Program]:
-    """The call itself; of an optimizer's step one program for each parameter, so that memory stays that of the largest."""
-    from ulpscope.replay import (
-        NotReplayable,
-        backward_program,
-        forward_program,
-        has_free_signs,
-        optimizer_program,
-        stepped_parameters,
-    )
-
-    read = side.reader(record)
-    if record.phase == "forward":
-        yield forward_program(record, read, arguments=arguments)
-    elif record.phase == "backward":
-        forward = side.forward.get(_key(record))
-        if forward is None:
-            raise NotReplayable("its forward call was not recorded")
-        if has_free_signs(record.call):
-            raise NotReplayable("the signs of its results are free, and so are those of its gradients")
-        yield backward_program(forward, record, read, arguments=arguments, earlier=side.backward.get(_key(record), ()))
-    else:
-        before = side.stepped_before(record)
-        step = record if arguments is None else replace(record, arguments=arguments)
-        for name in filter(partial(_is_doubted, side), stepped_parameters(step)):
-            yield optimizer_program(
-                step,
-                read,
-                parameters=side.parameters,
-                previous=before,
-                read_previous=side.reader(before) if before else None,
-                names=(name,),
-            )

@@ -23,6 +23,7 @@ from safetensors.torch import save
 from ulpscope.errors import InputError, UlpscopeError
 from ulpscope.judge import multiple_of, replay_limits
 from ulpscope.model import CallRecord, Comparison, Finding, JudgedCall, OperandFormat, Run, Slot, SlotReplay, SystemicPrecision, TensorData
+from ulpscope.model.step_index import StepIndex
 from ulpscope.replay import NotReplayable, Program, Yardstick, backward_program, forward_program, is_random, recorded_results
 from ulpscope.replay.calls.arguments import data_of
 from ulpscope.replay.formulas.fused import formula_of
@@ -207,10 +208,10 @@ def _case(record: CallRecord, run: Run) -> _Case:
     def read(content: str) -> TensorData:
         return run.tensor(record.rank, record.step, content)
 
-    forward = record if record.phase == "forward" else _forward_of(record, run)
+    forward, earlier = _forward_of(record, run)
     if formula_of(forward.call.op) is not None:
         raise NotReplayable(f"{forward.call.short} is a vendor's operation, which only its own machine can run")
-    program = _program(forward, record, read)
+    program = _program(forward, record, read, earlier)
     if is_random(program):
         raise NotReplayable(f"{forward.call.short} draws random numbers")
     exact = Yardstick(program).exact()
@@ -218,17 +219,19 @@ def _case(record: CallRecord, run: Run) -> _Case:
     return _Case(call=forward, record=record, program=program, recorded=recorded)
 
 
-def _program(forward: CallRecord, record: CallRecord, read: Callable[[str], TensorData]) -> Program:
-    return forward_program(record, read) if record.phase == "forward" else backward_program(forward, record, read)
+def _program(forward: CallRecord, record: CallRecord, read: Callable[[str], TensorData], earlier: Sequence[CallRecord] = ()) -> Program:
+    return forward_program(record, read) if record.phase == "forward" else backward_program(forward, record, read, earlier=earlier)
 
 
-def _forward_of(record: CallRecord, run: Run) -> CallRecord:
-    wanted = (record.level, record.call, record.module)
-    calls = (one for one in run.records(record.rank, record.step) if one.phase == "forward" and not one.recompute)
-    found = next((one for one in calls if (one.level, one.call, one.module) == wanted), None)
-    if found is None:
+def _forward_of(record: CallRecord, run: Run) -> tuple[CallRecord, Sequence[CallRecord]]:
+    """The forward call of a record, and the backward records of that call before this one."""
+    if record.phase == "forward":
+        return record, ()
+    step = StepIndex(run.records(record.rank, record.step))
+    forward = step.forward_of(record)
+    if forward is None:
         raise NotReplayable("the forward call of this backward record was not recorded")
-    return found
+    return forward, step.earlier_backward(record)
 
 
 def _worst(found: Mapping[Slot, SlotReplay]) -> float:
@@ -451,7 +454,7 @@ def _other_arguments(finding: Finding, call: JudgedCall, runs: tuple[Run, Run | 
     record = call.pair.reference
     if finding.kind != "arguments" or record is None or runs[1] is None:
         return None
-    return record.arguments if record.phase == "forward" else _forward_of(record, runs[1]).arguments
+    return _forward_of(record, runs[1])[0].arguments
 
 
 def _save(case: _Case, path: Path) -> None:
