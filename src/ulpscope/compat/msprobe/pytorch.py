@@ -9,12 +9,12 @@ from typing import Any
 _DOOR = "ulpscope.compat.msprobe"
 _PLACES = {
     "PrecisionDebugger": "debugger",
-    "compare": "comparing",
-    "compare_distributed": "comparing",
+    "compare": "compare.comparing",
+    "compare_distributed": "compare.comparing",
     "module_dump": "module_units",
     "module_dump_end": "module_units",
-    "register_custom_api": "custom_apis",
-    "restore_custom_api": "custom_apis",
+    "register_custom_api": "dump.custom_apis",
+    "restore_custom_api": "dump.custom_apis",
     "seed_all": "seeds",
 }
 
