@@ -2,7 +2,7 @@
 """Which operator of the NPU file is compared with which of the bench file, by the rules of the old guide.
 
 Both files are read side by side. The newest operator of each is looked for among those of the other side that still wait for a
-partner; with a partner found, what waited before it on either side is given up. Operators are partners when
+partner; with a partner found, what waited before it on either side is given up. WrittenCalls are partners when
 
     exact   all names are equal, tensor counts and shapes are equal, and types are equal or both floating
     fuzzy   the same, but for the number of the call in the names
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ulpscope.compat.ptdbg.compare.aten_names import calls_of_aten, is_aten, plain_name
-from ulpscope.compat.ptdbg.compare.lines import Operator, TensorLine
+from ulpscope.model.written import WrittenCall, WrittenValue
 
 __all__ = ["Match", "match_operators"]
 
@@ -33,12 +33,12 @@ _COUNT = re.compile(r"_\d{1,9}_(forward|backward)")
 class Match:
     """An operator of the NPU file, its partner, and which rule made them partners."""
 
-    npu: Operator
-    bench: Operator | None = None
+    npu: WrittenCall
+    bench: WrittenCall | None = None
     rule: Literal["exact", "fuzzy", "aten", "none"] = "none"
 
 
-def match_operators(npu: Sequence[Operator], bench: Sequence[Operator], *, fuzzy: bool = False) -> Iterator[Match]:
+def match_operators(npu: Sequence[WrittenCall], bench: Sequence[WrittenCall], *, fuzzy: bool = False) -> Iterator[Match]:
     """All operators of the NPU file in order, each with its partner."""
     done = 0
     for at, partner in _partners(_Waiting(npu, fuzzy), _Waiting(bench, fuzzy)):
@@ -48,7 +48,7 @@ def match_operators(npu: Sequence[Operator], bench: Sequence[Operator], *, fuzzy
     yield from map(Match, npu[done:])
 
 
-def _rule(npu: Operator, bench: Operator) -> Literal["exact", "fuzzy", "aten"]:
+def _rule(npu: WrittenCall, bench: WrittenCall) -> Literal["exact", "fuzzy", "aten"]:
     if is_aten(npu.name) != is_aten(bench.name):
         return "aten"
     return "exact" if npu.name == bench.name else "fuzzy"
@@ -73,7 +73,7 @@ def _partners(npu: _Waiting, bench: _Waiting) -> Iterator[tuple[int, int]]:
 class _Waiting:
     """The operators of one file that were read and have no partner yet, found by what a partner has to be like."""
 
-    def __init__(self, operators: Sequence[Operator], fuzzy: bool) -> None:
+    def __init__(self, operators: Sequence[WrittenCall], fuzzy: bool) -> None:
         self.operators = operators
         self._fuzzy = fuzzy
         self._begin = 0
@@ -93,7 +93,7 @@ class _Waiting:
         """Nothing up to this place waits any longer."""
         self._begin = upto + 1
 
-    def oldest_partner(self, operator: Operator) -> int | None:
+    def oldest_partner(self, operator: WrittenCall) -> int | None:
         keys = [_likeness(operator, self._fuzzy), *_functions(operator, not is_aten(operator.name))]
         return min((place for key in keys if (place := self._oldest(key)) is not None), default=None)
 
@@ -103,16 +103,16 @@ class _Waiting:
         return places[at] if at < len(places) else None
 
 
-def _likeness(operator: Operator, fuzzy: bool) -> Hashable:
+def _likeness(operator: WrittenCall, fuzzy: bool) -> Hashable:
     """Names, counts, shapes and kinds of types: equal for operators that are exact or fuzzy partners."""
-    return tuple((_COUNT.sub(r"_\1", line.name, count=1) if fuzzy else line.name, line.shape, _kind(line)) for line in operator.tensors)
+    return tuple((_COUNT.sub(r"_\1", line.name, count=1) if fuzzy else line.name, line.shape, _kind(line)) for line in operator.values)
 
 
-def _kind(line: TensorLine) -> str:
+def _kind(line: WrittenValue) -> str:
     return "floating" if line.dtype in _FLOATING else line.dtype
 
 
-def _functions(operator: Operator, aten: bool) -> list[Hashable]:
+def _functions(operator: WrittenCall, aten: bool) -> list[Hashable]:
     """What ties an aten operator and a function together; `aten` tells which of the two is at hand or looked for."""
     phase = operator.name.rpartition("_")[2]
     calls = calls_of_aten(operator.name) if is_aten(operator.name) else {plain_name(operator.name)} - {""}
