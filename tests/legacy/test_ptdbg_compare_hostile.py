@@ -161,7 +161,7 @@ def test_statistics_of_any_kind_end_up_in_cells(tmp_path: Path, statistics: Any)
 
 def test_thousands_of_apis_without_partners_are_matched_in_no_time(tmp_path: Path) -> None:
     """Each of 20 000 APIs against each other would be 400 million comparisons."""
-    from ulpscope.compat.ptdbg.compare.side_by_side import match_operators
+    from ulpscope.compat.ptdbg.compare.partner_keys import match_operators
     from ulpscope.model.written import WrittenCall as Operator
     from ulpscope.model.written import WrittenValue as TensorLine
 

@@ -34,7 +34,10 @@ def statistics_word(row: MeasuredPair) -> str:
 def _is_far(subject: Any, reference: Any) -> bool:
     if not all(isinstance(value, (bool, int, float)) for value in (subject, reference)) or subject == reference:
         return False
-    difference, size = abs(subject - reference), max(abs(subject), abs(reference)) + 1e-10
+    try:
+        difference, size = abs(subject - reference), max(abs(subject), abs(reference)) + 1e-10
+    except OverflowError:  # an integer that no float holds, beside another number
+        return True
     if not math.isfinite(size):
         return not (math.isnan(subject) and math.isnan(reference))
     return bool(difference / size > table_limit("old_warning"))

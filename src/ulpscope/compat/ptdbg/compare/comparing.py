@@ -32,7 +32,7 @@ from ulpscope.compat.ptdbg.compare.columns import (
     number_cells,
     statistic_cell,
 )
-from ulpscope.compat.ptdbg.compare.side_by_side import Match, match_operators
+from ulpscope.compat.ptdbg.compare.partner_keys import Match, match_operators
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.compat.ptdbg.screen import print_error, print_info, print_warning
 from ulpscope.errors import DamagedRunError, InputError
