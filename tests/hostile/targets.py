@@ -18,7 +18,7 @@ import click
 
 from tests.hostile.mutations import NUMBERS, WORDS, spoiled
 from ulpscope.cli import LazyGroup, cli
-from ulpscope.compat.checker.tables import finished_apis
+from ulpscope.compat.checker.checker_tables import finished_apis
 from ulpscope.compat.msprobe.command import parser as msprobe
 from ulpscope.compat.msprobe.command.flat_yaml import read_lists, read_names
 from ulpscope.compat.msprobe.command.parse_shell import MsprobeShell

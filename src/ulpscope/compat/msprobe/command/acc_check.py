@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ulpscope._shell import as_path, command_line
+from ulpscope.compat.checker.checker_tables import RESULT_COLUMNS, finished_apis
 from ulpscope.compat.checker.run_ut import best_device, print_progress, print_tables, save_error_data
-from ulpscope.compat.checker.tables import RESULT_COLUMNS, finished_apis
 from ulpscope.compat.msprobe.compare.result_files import fresh_stamp, output_folder
 from ulpscope.compat.msprobe.config import TaskConfig, read_config
 from ulpscope.errors import InputError

@@ -25,7 +25,7 @@ from ulpscope.compat.pt_files import save_pt
 from ulpscope.compat.ptdbg.compare.columns import message_of
 from ulpscope.compat.ptdbg.shell import ParseShell, main
 from ulpscope.compat.ptdbg.shell.acl_dumps import compare_acl, convert_acl
-from ulpscope.compat.ptdbg.shell.arguments import PARSERS, ShellParser, add_ascend_path, shell_parser
+from ulpscope.compat.ptdbg.shell.shell_parsers import PARSERS, ShellParser, add_ascend_path, shell_parser
 from ulpscope.errors import InputError
 from ulpscope.judge.ptdbg import accuracy_word
 from ulpscope.model import TensorData

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.ptdbg.compare.comparing import leaving_with_code
+from ulpscope.compat.ptdbg.compare.compare_ptdbg import leaving_with_code
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.report.escaping import visible
 from ulpscope.store.foreign.ptdbg_lines import named_lines
