@@ -18,7 +18,7 @@ from tests.report.sample import sample_run_info
 from tests.store.acl_writer import STATISTICS_HEADINGS, described, dump_bytes, nano_bytes, old_bytes, overflow_bytes, overflow_output
 from tests.store.test_checker_json import call, plain, tensor
 from tests.store.test_checker_json import write as write_checker
-from ulpscope.compat.checker.tables import DETAIL_COLUMNS
+from ulpscope.compat.checker.checker_tables import DETAIL_COLUMNS
 from ulpscope.compat.pt_files import save_pt
 from ulpscope.store import DirectorySink, create_run
 from ulpscope.testing.stores import example_record

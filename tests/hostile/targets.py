@@ -18,12 +18,11 @@ import click
 
 from tests.hostile.mutations import NUMBERS, WORDS, spoiled
 from ulpscope.cli import LazyGroup, cli
-from ulpscope.compat.checker.tables import finished_apis
+from ulpscope.compat.checker.checker_tables import finished_apis
 from ulpscope.compat.msprobe.command import parser as msprobe
 from ulpscope.compat.msprobe.command.flat_yaml import read_lists, read_names
 from ulpscope.compat.msprobe.command.parse_shell import MsprobeShell
 from ulpscope.compat.msprobe.config import read_config
-from ulpscope.compat.ptdbg.compare.lines import read_dump
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.compat.ptdbg.shell import ParseShell
 from ulpscope.errors import InputError
@@ -33,6 +32,7 @@ from ulpscope.store.acl.file import read_acl_file
 from ulpscope.store.acl.statistics import read_statistics
 from ulpscope.store.envelope import read_envelope
 from ulpscope.store.foreign.check_table import read_check_table
+from ulpscope.store.foreign.ptdbg_lines import read_written
 from ulpscope.store.foreign.reader import open_tensor
 from ulpscope.store.native.parquet import write_parquet
 from ulpscope.store.series import open_health
@@ -150,7 +150,7 @@ def yaml(folder: Path, words: tuple[str, ...]) -> object:
 
 def ptdbg(folder: Path, words: tuple[str, ...]) -> object:
     with contextlib.suppress(InputError, CompareException):
-        read_dump(folder / words[0])
+        read_written(folder / words[0])
     return every_record(folder / words[0])
 
 

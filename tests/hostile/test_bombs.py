@@ -22,7 +22,7 @@ import torch
 
 from tests.hostile.children import GIB, answer_of, on_linux
 from ulpscope.capture.selection import Selection
-from ulpscope.compat.checker.tables import finished_apis
+from ulpscope.compat.checker.checker_tables import finished_apis
 from ulpscope.compat.msprobe.command.flat_yaml import read_lists
 from ulpscope.compat.msprobe.config import read_config
 from ulpscope.compat.sheets import read_csv, read_sheet

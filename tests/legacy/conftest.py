@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def closed_doors() -> Iterator[None]:
     yield
-    for door in ("ptdbg", "msprobe"):
+    for door in ("ptdbg.dump", "msprobe"):
         debugger = sys.modules.get(f"ulpscope.compat.{door}.debugger")
         if debugger is not None:
             debugger.PrecisionDebugger.forget()

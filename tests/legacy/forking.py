@@ -25,7 +25,7 @@ from pathlib import Path
 _PRELOADED = (
     "torch.distributed.tensor",
     "sympy",
-    "ulpscope.compat.ptdbg.compare.comparing",
+    "ulpscope.compat.ptdbg.compare.compare_ptdbg",
     "ulpscope.compat.ptdbg.dump.debugger",
     "ulpscope.testing.npu",
 )

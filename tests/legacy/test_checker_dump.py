@@ -167,7 +167,7 @@ def test_the_training_is_bitwise_what_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_make_no_sense(setting: dict[str, Any], message: str) -> None:
-    from ulpscope.compat.checker.config import CheckerConfig
+    from ulpscope.compat.checker.checker_config import CheckerConfig
 
     with pytest.raises(ValueError, match=message):
         CheckerConfig().update_config(**setting)

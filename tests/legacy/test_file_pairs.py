@@ -4,7 +4,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ulpscope.compat.file_pairs import _details, _details_by_numpy
+from ulpscope.measure.written import zeros_and_finite as _details
+from ulpscope.measure.written import zeros_and_finite_by_numpy as _details_by_numpy
 from ulpscope.model import TensorData
 
 

@@ -399,8 +399,9 @@ def naive_partners(npu: list[str], bench: list[str]) -> list[tuple[str, str]]:
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from("abcdef"), unique=True), st.lists(st.sampled_from("abcdef"), unique=True))
 def test_matching_follows_the_queues(npu: list[str], bench: list[str]) -> None:
-    from ulpscope.compat.ptdbg.compare.lines import Operator, TensorLine
-    from ulpscope.compat.ptdbg.compare.matching import match_operators
+    from ulpscope.compat.ptdbg.compare.partner_keys import match_operators
+    from ulpscope.model.written import WrittenCall as Operator
+    from ulpscope.model.written import WrittenValue as TensorLine
 
     def operators(names: list[str]) -> list[Operator]:
         return [

@@ -161,8 +161,9 @@ def test_statistics_of_any_kind_end_up_in_cells(tmp_path: Path, statistics: Any)
 
 def test_thousands_of_apis_without_partners_are_matched_in_no_time(tmp_path: Path) -> None:
     """Each of 20 000 APIs against each other would be 400 million comparisons."""
-    from ulpscope.compat.ptdbg.compare.lines import Operator, TensorLine
-    from ulpscope.compat.ptdbg.compare.matching import match_operators
+    from ulpscope.compat.ptdbg.compare.partner_keys import match_operators
+    from ulpscope.model.written import WrittenCall as Operator
+    from ulpscope.model.written import WrittenValue as TensorLine
 
     def operators(shape: str) -> list[Operator]:
         names = (f"Torch_f_{at}_forward" for at in range(20_000))

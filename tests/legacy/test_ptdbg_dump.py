@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import ptdbg_ascend
 import ulpscope
 from tests.legacy.ptdbg_programs import Net, apis, dump, files, lines, names, rank_folder, run, step
-from ulpscope.compat.ptdbg.files.names import api_name
+from ulpscope.compat.ptdbg.files.line_names import api_name
 from ulpscope.errors import CaptureWarning
 
 NAMES = """
@@ -244,7 +244,7 @@ def test_a_full_disk_costs_the_dump_and_not_the_training(tmp_path: Path, monkeyp
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ulpscope.compat.ptdbg.files.writer.os.write", full)
+    monkeypatch.setattr("ulpscope.compat.ptdbg.files.pkl_writer.os.write", full)
     with pytest.warns(CaptureWarning, match="No space left"):
         dump(tmp_path, lambda: step())
     assert math.isfinite(step())

@@ -7,45 +7,22 @@ What our own comparison of the same dumps measured already is taken from there.
 
 from __future__ import annotations
 
-import ctypes
-import math
 import os
-import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from ulpscope.errors import InputError, UlpscopeError
-from ulpscope.measure import measure_tensors
-from ulpscope.model import Comparison, TensorData, TensorMeasurement
-from ulpscope.numerics.buffers import address_of, flat_view
-from ulpscope.numerics.kernel import KERNEL, KINDS
+from ulpscope.measure.written import measure_two
+from ulpscope.model import Comparison, TensorMeasurement
+from ulpscope.model.written import OldNumbers
 from ulpscope.store.foreign.reader import open_tensor
 
-__all__ = ["FilePairs", "MeasuredPair", "TensorFolder", "measure_pair", "settled"]
+__all__ = ["FilePairs", "TensorFolder", "measure_pair", "settled"]
 
-_BLOCK = 1 << 16
-_EPS = sys.float_info.epsilon
 _SUFFIXES = (".npy", ".pt")
-_Shape = tuple[int, ...]
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPair:
-    """Two tensors side by side. `found` is None where the shapes differ, and where `failure` says why nothing could be measured.
-
-    `at_zeros` is the largest relative error where the reference is zero: the old tools put the smallest step from 1.0 in the place of
-    that zero. `num_finite` counts the finite elements, where both sides agree on which those are.
-    """
-
-    shapes: tuple[_Shape, _Shape] = ((), ())
-    found: TensorMeasurement | None = None
-    at_zeros: float = 0.0
-    num_finite: int = 0
-    failure: str = ""
 
 
 class TensorFolder:
@@ -72,8 +49,8 @@ def _is_inside(entry: os.DirEntry[str], folder: Path) -> bool:
     return not entry.is_symlink() or Path(entry.path).resolve().parent == folder.resolve()
 
 
-class FilePairs(Generic[_T]):
-    """Measures pairs of files as they are asked for; `told` makes of each what the caller wants to know.
+class FilePairs:
+    """Measures pairs of files as they are asked for.
 
     `comparison` is our own of the same dumps, in which these files stand at `place`, a rank and a step.
     """
@@ -82,29 +59,24 @@ class FilePairs(Generic[_T]):
         self,
         folders: tuple[TensorFolder, TensorFolder],
         pool: Executor,
-        told: Callable[[MeasuredPair], _T],
         comparison: Comparison | None = None,
         place: tuple[int, int] = (0, 0),
     ) -> None:
         self._folders = folders
         self._pool = pool
-        self._told = told
         self._measured = _measurements(comparison, place) if comparison is not None else {}
-        self._known: dict[Hashable, Future[_T]] = {}
+        self._known: dict[Hashable, Future[OldNumbers]] = {}
 
-    def ask(self, subject: str, reference: str) -> Future[_T]:
-        """What is told of two files by their names."""
+    def ask(self, subject: str, reference: str) -> Future[OldNumbers]:
+        """The numbers of two files by their names."""
         names = subject, reference
         key = tuple(folder.identity(name) for folder, name in zip(self._folders, names, strict=True))
         if None in key:
-            return settled(self._told(MeasuredPair(failure=self._missing(names))))
+            return settled(OldNumbers(failure=self._missing(names)))
         if key not in self._known:
             ours, theirs = (folder.path / name for folder, name in zip(self._folders, names, strict=True))
-            self._known[key] = self._pool.submit(self._tell, ours, theirs, self._measured.get(names))
+            self._known[key] = self._pool.submit(measure_pair, ours, theirs, self._measured.get(names))
         return self._known[key]
-
-    def _tell(self, subject: Path, reference: Path, measured: TensorMeasurement | None) -> _T:
-        return self._told(measure_pair(subject, reference, measured))
 
     def _missing(self, names: tuple[str, str]) -> str:
         sides = zip(self._folders, names, ("NPU", "bench"), strict=True)
@@ -131,45 +103,9 @@ def _measurements(comparison: Comparison, place: tuple[int, int]) -> dict[tuple[
     }
 
 
-def measure_pair(subject: Path, reference: Path, measured: TensorMeasurement | None = None) -> MeasuredPair:
+def measure_pair(subject: Path, reference: Path, measured: TensorMeasurement | None = None) -> OldNumbers:
     """The tensors in two files, of which `measured` may be known."""
     try:
-        ours, theirs = open_tensor(subject), open_tensor(reference)
-        shapes = ours.shape, theirs.shape
-        if ours.shape != theirs.shape:
-            return MeasuredPair(shapes)
-        if ours.dtype.startswith("complex") != theirs.dtype.startswith("complex"):
-            return MeasuredPair(shapes, failure=f"One side is complex: {ours.dtype} and {theirs.dtype}.")
-        found = measured or measure_tensors(ours, theirs)
-        at_zeros, num_finite = (0.0, found.numel) if found.equal else _details(ours, theirs)
-        return MeasuredPair(shapes, found, at_zeros, num_finite)
+        return measure_two(open_tensor(subject), open_tensor(reference), measured)
     except (UlpscopeError, KeyError) as error:
-        return MeasuredPair(failure=str(error))
-
-
-def _details(subject: TensorData, reference: TensorData) -> tuple[float, int]:
-    """The largest relative error at zeros of the reference, and the number of the subject's elements that are finite."""
-    if KERNEL is not None and subject.dtype == reference.dtype and subject.dtype in ("float64", "float32"):
-        ours, theirs, largest = flat_view(subject), flat_view(reference), ctypes.c_double()
-        sides = KINDS[subject.dtype], address_of(ours), address_of(theirs), math.prod(subject.shape)
-        num_finite = KERNEL.ulpscope_at_zeros(*sides, ctypes.addressof(largest))
-        return largest.value / _EPS, num_finite
-    return _details_by_numpy(subject, reference)
-
-
-def _details_by_numpy(subject: TensorData, reference: TensorData) -> tuple[float, int]:
-    import numpy as np
-
-    from ulpscope.numerics.casting import as_bytes, real_dtype, reals, widen
-
-    ours, theirs = (reals(data.dtype, as_bytes(data)) for data in (subject, reference))
-    kinds = real_dtype(subject.dtype), real_dtype(reference.dtype)
-    largest, num_finite = 0.0, 0
-    for start in range(0, theirs.size, _BLOCK):
-        blocks = zip(kinds, (ours[start : start + _BLOCK], theirs[start : start + _BLOCK]), strict=True)
-        left, right = (block if block.dtype.name == kind else widen(kind, block) for kind, block in blocks)
-        finite, zeros = np.isfinite(left), right == 0
-        num_finite += int(np.count_nonzero(finite))
-        if zeros.any():
-            largest = max(largest, float(np.abs(left[finite & zeros].astype(np.float64)).max(initial=0.0)))
-    return largest / _EPS, num_finite
+        return OldNumbers(failure=str(error))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule set `ptdbg`: the verdict of ptdbg_ascend by cosine and largest absolute error, whatever the dtype and the inputs."""
+"""The rule set `ptdbg`: the verdict of ptdbg_ascend by cosine and largest absolute error, whatever the dtype and the inputs.
+
+`accuracy_word` gives the same as the word in the tables of ptdbg_ascend and of msprobe 1.x.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from ulpscope.judge.allowance.allowances import Allowance
 from ulpscope.judge.derived import verdict_without_numbers
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import Measurement, SlotPair, TensorMeasurement, Undefined, Verdict
+from ulpscope.model.written import OldNumbers
 
-__all__ = ["ptdbg"]
+__all__ = ["accuracy_word", "ptdbg"]
 
 
 def ptdbg(pair: SlotPair, measurement: Measurement, allowance: Allowance) -> Verdict:
@@ -32,3 +36,15 @@ def _is_no(cosine: float, largest: float) -> bool:
     if cosine < threshold("ptdbg_cosine") and largest > threshold("ptdbg_max_abs"):
         return True
     return cosine < threshold("ptdbg_cosine_alone") or largest > threshold("ptdbg_max_abs_alone")
+
+
+def accuracy_word(numbers: OldNumbers) -> str:
+    """`Yes`, `No`, `Nan` or `Unmatched`. An error above the last limit is `No` with or without a cosine."""
+    if numbers.numel is None:
+        return "Nan" if numbers.failure else "Unmatched"
+    if numbers.disagreeing:
+        return "No"
+    cosine, largest = numbers.old_cosine, numbers.max_abs
+    if largest is None or cosine is None:
+        return "No" if largest is not None and largest > threshold("ptdbg_max_abs_alone") else "Nan"
+    return "No" if _is_no(cosine, largest) else "Yes"

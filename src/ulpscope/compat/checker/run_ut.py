@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ulpscope._shell import as_path, command_line
-from ulpscope.compat.checker.config import msCheckerConfig
-from ulpscope.compat.checker.tables import finished_apis, write_details, write_results
+from ulpscope.compat.checker.checker_config import msCheckerConfig
+from ulpscope.compat.checker.checker_tables import finished_apis, write_details, write_results
 from ulpscope.compat.parsers import CommandParser
 from ulpscope.errors import InputError, sentence_for
 from ulpscope.model import TensorData

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ulpscope.capture.intercept.patching import Patches
 from ulpscope.compat.msprobe.config import DebuggerConfig, read_config
 from ulpscope.compat.msprobe.dump import custom_apis
+from ulpscope.compat.msprobe.dump.dump_writer import Layout
 from ulpscope.compat.msprobe.dump.exceptions import MsprobeException
 from ulpscope.compat.msprobe.dump.tasks import Place, Task
-from ulpscope.compat.msprobe.dump.writer import Layout
 from ulpscope.compat.msprobe.task_table import begin_task
 from ulpscope.compat.seeding import seed_all
 from ulpscope.errors import InputError

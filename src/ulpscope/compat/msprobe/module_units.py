@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ulpscope.compat.msprobe.debugger import PrecisionDebugger
-from ulpscope.compat.msprobe.dump.dumping import DumpTask
-from ulpscope.compat.ptdbg.files.names import is_plain_name
+from ulpscope.compat.msprobe.dump.msprobe_dump import DumpTask
+from ulpscope.compat.ptdbg.files.line_names import is_plain_name
 from ulpscope.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 _DOOR = "ulpscope.compat.msprobe"
 _PLACES = {
     "PrecisionDebugger": "debugger",
-    "compare": "compare.comparing",
-    "compare_distributed": "compare.comparing",
+    "compare": "compare.compare_msprobe",
+    "compare_distributed": "compare.compare_msprobe",
     "module_dump": "module_units",
     "module_dump_end": "module_units",
     "register_custom_api": "dump.custom_apis",

@@ -24,7 +24,7 @@ def begin_task(config: DebuggerConfig, model: Any, place: Place, iteration: int)
 
         return SavingTask(config, place, iteration)
     if config.task in ("overflow_check", "nan_check"):
-        from ulpscope.compat.msprobe.dump.overflow import OverflowTask
+        from ulpscope.compat.msprobe.dump.overflow_task import OverflowTask
 
         return OverflowTask(config, model, place, iteration)
     if config.task == "grad_probe":
@@ -37,6 +37,6 @@ def begin_task(config: DebuggerConfig, model: Any, place: Place, iteration: int)
         return FreeBenchmarkTask(config, iteration)
     if config.task in ("exception_dump", "diff_check"):
         raise InputError(f"the task {config.task!r} is not there; take statistics, tensor, structure, overflow_check or free_benchmark")
-    from ulpscope.compat.msprobe.dump.dumping import DumpTask
+    from ulpscope.compat.msprobe.dump.msprobe_dump import DumpTask
 
     return DumpTask(config, model, place, iteration)

@@ -29,7 +29,7 @@ __all__ = [
 
 _READING = {
     "CompareException": "ulpscope.compat.ptdbg.exceptions",
-    "compare": "ulpscope.compat.ptdbg.compare.comparing",
+    "compare": "ulpscope.compat.ptdbg.compare.compare_ptdbg",
     "compare_distributed": "ulpscope.compat.ptdbg.compare.distributed",
     "parse": "ulpscope.compat.ptdbg.compare.parsing",
 }

@@ -20,7 +20,8 @@ from typing import Any
 
 from ulpscope.errors import DamagedRunError, MissingDependencyError, NotARunError
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, LedgerEntry, Phase, RunInfo, Slot, TensorRecord
-from ulpscope.store.foreign.msprobe import _argument, _frames, _opened, _plain, load_json
+from ulpscope.store.foreign.msprobe import _argument, _frames, _opened, _plain
+from ulpscope.store.foreign.msprobe_words import load_json
 from ulpscope.store.foreign.reader import (
     NOT_RECORDED,
     ForeignRun,

@@ -12,13 +12,23 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ulpscope.errors import DamagedRunError, NotARunError
-from ulpscope.model import Arguments, CallName, CallRecord, Frame, LedgerEntry, Phase, Role, RunInfo, Slot, TensorRecord
+from ulpscope.model import Arguments, CallName, CallRecord, Frame, LedgerEntry, Phase, RunInfo, Slot, TensorRecord
+from ulpscope.store.foreign.msprobe_words import (
+    Leaf,
+    gradient_leaves,
+    input_containers,
+    is_leaf,
+    is_tensor,
+    load_json,
+    part_leaves,
+    written_stacks,
+)
 from ulpscope.store.foreign.reader import (
     NOT_RECORDED,
     ForeignRun,
@@ -27,7 +37,6 @@ from ulpscope.store.foreign.reader import (
     Reading,
     canonical_dtype,
     fingerprint,
-    is_crowded,
     join_backward,
     mark_late_inputs,
     number_ranks,
@@ -37,11 +46,9 @@ from ulpscope.store.foreign.reader import (
     user_frames,
 )
 
-__all__ = ["load_json", "open_dump", "open_files", "recognize"]
+__all__ = ["open_dump", "open_files", "recognize"]
 
-_MAX_JSON_BYTES = 2 << 30  # parsed it takes about eight times as much memory
 _HEAD_BYTES = 4096
-_MAX_DEPTH = 64
 _MAX_NAME = 1024
 
 _API_NAME = re.compile(r"(?P<namespace>.+?)\.(?P<name>.+)\.(?P<index>\d{1,9})\.(?P<phase>forward|backward)")
@@ -208,36 +215,6 @@ def _in_order(entries: list[_Entry]) -> list[_Entry]:
     return [*before, *entries[backward[0] : backward[-1] + 1], *early, *entries[backward[-1] + 1 :]]
 
 
-def load_json(file: Path) -> dict[str, Any]:
-    """The object in a json file of a dump; anything else is refused in one sentence."""
-    with _opened(file) as stream:
-        size = stream.seek(0, os.SEEK_END)
-    if size > _MAX_JSON_BYTES:
-        raise DamagedRunError(
-            f"'{file}' is {size / 1e9:.1f} GB, at most {_MAX_JSON_BYTES >> 30} GiB can be read; dump fewer calls or ranks"
-        )
-    text = file.read_bytes()
-    if is_crowded(text):
-        raise DamagedRunError(f"'{file}' is all brackets, {size} bytes of them, and no dump; dump this run again")
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.pos >= len(text.rstrip()) or not text.rstrip().endswith(b"}"):
-            raise DamagedRunError(
-                f"'{file}' ends in the middle, after {size} bytes: its writer was killed or is still at work; dump again"
-            ) from None
-        raise DamagedRunError(
-            f"'{file}' is not JSON at line {error.lineno}, column {error.colno} ({error.msg}); dump this run again"
-        ) from None
-    except RecursionError:
-        raise DamagedRunError(f"'{file}' nests its values too deeply to be a dump; dump this run again") from None
-    except ValueError as error:
-        raise DamagedRunError(f"'{file}' is not JSON ({str(error)[:80]}); dump this run again") from None
-    if not isinstance(value, dict):
-        raise DamagedRunError(f"'{file}' holds a {type(value).__name__} where a dump has an object; give another path")
-    return value
-
-
 def _side_file(place: Place, name: str, ledger: list[LedgerEntry]) -> dict[str, Any]:
     file = place.file.with_name(name)
     if not file.is_file():
@@ -250,17 +227,11 @@ def _side_file(place: Place, name: str, ledger: list[LedgerEntry]) -> dict[str, 
 
 
 def _stacks(data: dict[str, Any]) -> dict[str, tuple[Frame, ...]]:
-    """Frames by entry: 26.x writes number -> [names, frames], the older form is name -> frames."""
+    """Frames by entry."""
     stacks: dict[str, tuple[Frame, ...]] = {}
-    for key, value in data.items():
-        if not isinstance(value, list):
-            continue
-        if len(value) == 2 and all(isinstance(part, list) for part in value):
-            names, frames = value
-        else:
-            names, frames = [key], value
+    for names, frames in written_stacks(data):
         parsed = user_frames(_frames(frames))
-        stacks.update((name, parsed) for name in names if isinstance(name, str))
+        stacks.update((name, parsed) for name in names)
     return stacks
 
 
@@ -292,8 +263,7 @@ class _Dump:
         return join_backward(mark_late_inputs(self._record(order, entry) for order, entry in enumerate(self.entries)))
 
     def _record(self, order: int, entry: _Entry) -> CallRecord:
-        name, leaves = entry.name, _Leaves(self.place, entry.key, self.kept)
-        arguments = leaves.take(entry)
+        name, slots = entry.name, tuple(self._tensors(entry))  # first, since it refuses what is nested too deeply
         parent = self.parents.get(entry.key, "")
         above = _Name.parse(parent)
         return CallRecord(
@@ -305,8 +275,8 @@ class _Dump:
             level="api" if name.module is None else "module",
             module=name.module if name.module is not None else (above.module or "") if above else "",
             parent=str(self._call(above)) if above and self.numbering.knows(above.op, above.source, above.index) else parent,
-            arguments=arguments,
-            slots=tuple(leaves.found),
+            arguments=_arguments(entry.body) if name.phase == "forward" else None,
+            slots=slots,
             stack=self.stacks.get(entry.key, ()),
             recompute=entry.body.get("is_recompute") is True,
             recorded_as=entry.key,
@@ -316,70 +286,29 @@ class _Dump:
         call = self.numbering.name(name.op, name.source, name.index)
         return CallName(f"{call.op}.parameters_grad", call.index) if name.is_parameters_grad else call
 
+    def _tensors(self, entry: _Entry) -> Iterator[TensorRecord]:
+        leaves = gradient_leaves if entry.name.is_parameters_grad else part_leaves
+        for leaf in leaves(entry.body, entry.key, self.place.file):
+            if is_tensor(leaf.value):
+                yield self._tensor(leaf, entry.key)
 
-@dataclass(slots=True)
-class _Leaves:
-    """Walks the values of one entry: tensors are collected in `found`, the rest becomes arguments."""
-
-    place: Place
-    key: str
-    kept: frozenset[str]
-    found: list[TensorRecord] = field(default_factory=list)
-
-    def take(self, entry: _Entry) -> Arguments | None:
-        body = entry.body
-        if entry.name.is_parameters_grad:
-            self._collect("gradient", {key: leaf[0] if isinstance(leaf, list) and leaf else leaf for key, leaf in body.items()})
-            return None
-        args = self._collect("input", body.get("input_args", body.get("input", [])))
-        kwargs = self._collect("input", body.get("input_kwargs", {}))
-        self._collect("parameter", body.get("parameters", {}))
-        self._collect("output", body.get("output", []))
-        if entry.name.phase == "backward":
-            return None
-        return Arguments(args=tuple(value for _, value in args), kwargs={str(key): value for key, value in kwargs} or None)
-
-    def _collect(self, role: Role, leaves: object) -> list[tuple[int | str, Any]]:
-        """The values of a container by position or name; a lone leaf counts as position 0."""
-        if isinstance(leaves, dict) and not _is_leaf(leaves):
-            return [(key, self._value(leaf, Slot(role, (key,)))) for key, leaf in leaves.items()]
-        positions = leaves if isinstance(leaves, list) else [] if leaves is None else [leaves]
-        return [(at, self._value(leaf, Slot(role, (at,)))) for at, leaf in enumerate(positions)]
-
-    def _value(self, leaf: Any, slot: Slot) -> Any:
-        if len(slot.path) > _MAX_DEPTH:
-            raise DamagedRunError(f"'{self.place.file}' nests its values too deeply to be a dump, in '{self.key}'; dump this run again")
-        if isinstance(leaf, list):
-            return [self._value(part, Slot(slot.role, (*slot.path, at))) for at, part in enumerate(leaf)]
-        if not isinstance(leaf, dict):
-            return _plain(leaf)
-        if "dtype" in leaf and "shape" in leaf:
-            self.found.append(self._tensor(leaf, slot))
-            return {"$tensor": str(slot)}
-        if isinstance(leaf.get("type"), str):
-            return _argument(leaf["type"], leaf)
-        return {key: self._value(part, Slot(slot.role, (*slot.path, key))) for key, part in leaf.items()} or NOT_RECORDED
-
-    def _tensor(self, leaf: dict[str, Any], slot: Slot) -> TensorRecord:
-        dtype, shape = canonical_dtype(str(leaf["dtype"])), self._shape(leaf["shape"], slot)
-        content, note = self._content(leaf.get("data_name"))
+    def _tensor(self, leaf: Leaf, key: str) -> TensorRecord:
+        said, slot = leaf.value, Slot(leaf.role, leaf.path)
+        dtype, shape = canonical_dtype(str(said["dtype"])), tensor_shape(said["shape"])
+        if shape is None:
+            raise DamagedRunError(
+                f"'{self.place.file}' gives {slot} of '{key}' the shape {str(said['shape'])[:60]}, which is none; dump this run again"
+            )
+        content, note = self._content(said.get("data_name"))
         return TensorRecord(
             slot=slot,
             dtype=dtype,
             shape=shape,
-            requires_grad=leaf.get("requires_grad") is True,
-            summary=summary(dtype, shape, low=leaf.get("Min"), high=leaf.get("Max"), mean=leaf.get("Mean"), norm=leaf.get("Norm")),
-            fingerprint=fingerprint(leaf.get("md5")),
+            requires_grad=said.get("requires_grad") is True,
+            summary=summary(dtype, shape, low=said.get("Min"), high=said.get("Max"), mean=said.get("Mean"), norm=said.get("Norm")),
+            fingerprint=fingerprint(said.get("md5")),
             content=content,
             note=note,
-        )
-
-    def _shape(self, value: object, slot: Slot) -> tuple[int, ...]:
-        shape = tensor_shape(value)
-        if shape is not None:
-            return shape
-        raise DamagedRunError(
-            f"'{self.place.file}' gives {slot} of '{self.key}' the shape {str(value)[:60]}, which is none; dump this run again"
         )
 
     def _content(self, name: object) -> tuple[str | None, str]:
@@ -390,8 +319,32 @@ class _Leaves:
         return None, f"the file '{name[:200]}' is not in the dump"
 
 
-def _is_leaf(value: dict[str, Any]) -> bool:
-    return isinstance(value.get("type"), str) or ("dtype" in value and "shape" in value)
+def _arguments(body: dict[str, Any]) -> Arguments:
+    """The inputs of a forward as the call had them, with a reference where a tensor stood."""
+    args, kwargs = (dict(_by_place(container)) for container in input_containers(body))
+    return Arguments(args=tuple(args.values()), kwargs={str(key): value for key, value in kwargs.items()} or None)
+
+
+def _by_place(container: Any) -> Iterator[tuple[int | str, Any]]:
+    """The values of a container by position or name; a lone leaf counts as position 0."""
+    if isinstance(container, dict) and not is_leaf(container):
+        places: Iterable[tuple[int | str, Any]] = container.items()
+    else:
+        places = enumerate(container if isinstance(container, list) else [] if container is None else [container])
+    for key, leaf in places:
+        yield key, _argument_value(leaf, Slot("input", (key,)))
+
+
+def _argument_value(leaf: Any, slot: Slot) -> Any:
+    if isinstance(leaf, list):
+        return [_argument_value(part, Slot(slot.role, (*slot.path, at))) for at, part in enumerate(leaf)]
+    if not isinstance(leaf, dict):
+        return _plain(leaf)
+    if is_tensor(leaf):
+        return {"$tensor": str(slot)}
+    if is_leaf(leaf):
+        return _argument(leaf["type"], leaf)
+    return {key: _argument_value(part, Slot(slot.role, (*slot.path, key))) for key, part in leaf.items()} or NOT_RECORDED
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 from ulpscope.errors import DamagedRunError, NotARunError
 from ulpscope.model import Arguments, CallName, CallRecord, LedgerEntry, Phase, RunInfo, Slot, TensorData, TensorRecord
 from ulpscope.numerics.summary.summary import summarize
-from ulpscope.store.foreign.ptdbg import json_array
+from ulpscope.store.foreign.ptdbg_lines import json_array
 from ulpscope.store.foreign.reader import canonical_dtype, join_backward, nested_arguments, operation, tensor_shape
 
 __all__ = ["HooksLine", "HooksRun", "open_dump", "recognize"]

@@ -9,7 +9,6 @@ A true pickle is never loaded.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, LedgerEntry, Phase, RunInfo, Slot, TensorRecord
+from ulpscope.store.foreign.ptdbg_lines import json_lines
 from ulpscope.store.foreign.reader import (
     NOT_RECORDED,
     ForeignRun,
@@ -27,7 +27,6 @@ from ulpscope.store.foreign.reader import (
     Reading,
     canonical_dtype,
     fingerprint,
-    is_crowded,
     join_backward,
     mark_late_inputs,
     nested_arguments,
@@ -38,7 +37,7 @@ from ulpscope.store.foreign.reader import (
     user_frames,
 )
 
-__all__ = ["json_array", "open_dump", "open_file", "recognize"]
+__all__ = ["open_dump", "open_file", "recognize"]
 
 # Without torch.distributed and without a device the tool names the rank folder after the process.
 _PROCESS_IDS_FROM = 1024
@@ -163,35 +162,19 @@ def _lines(place: Place) -> tuple[list[_Line], list[LedgerEntry], bool]:
         )
     lines: list[_Line] = []
     ledger: list[LedgerEntry] = []
-    with place.file.open("rb") as stream:
-        for count, text in enumerate(stream, 1):
-            values = json_array(text)
-            line = _Line.parse(values) if values else None
-            if line:
-                lines.append(line)
-            elif values is None and not text.endswith(b"\n"):
-                ledger.append(
-                    LedgerEntry(what=f"reading line {count} of {place.file.name}", why="it was not written to its end", step=place.step)
-                )
-                return lines, ledger, False
-            elif values is None:
-                raise DamagedRunError(f"'{place.file}' is not a JSON array in line {count}; copy the file again, or dump this run again")
-            elif values:
-                ledger.append(
-                    LedgerEntry(what=f"reading line {count} of {place.file.name}", why="it names no part of a call", step=place.step)
-                )
+    for read in json_lines(place.file):
+        what = f"reading line {read.number} of {place.file.name}"
+        line = _Line.parse(read.values) if read.values else None
+        if line:
+            lines.append(line)
+        elif read.is_cut:
+            ledger.append(LedgerEntry(what=what, why="it was not written to its end", step=place.step))
+            return lines, ledger, False
+        elif read.values is None:
+            raise DamagedRunError(f"'{place.file}' is not a JSON array in line {read.number}; copy the file again, or dump this run again")
+        elif read.values:
+            ledger.append(LedgerEntry(what=what, why="it names no part of a call", step=place.step))
     return lines, ledger, True
-
-
-def json_array(text: bytes) -> list[Any] | None:
-    """One line, None where it is no array; a blank one is an empty array."""
-    if is_crowded(text):
-        return None
-    try:
-        values = json.loads(text) if text.strip() else []
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, list) else None
 
 
 @dataclass(slots=True)

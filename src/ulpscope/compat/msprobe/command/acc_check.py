@@ -16,18 +16,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ulpscope._shell import as_path, command_line
+from ulpscope.compat.checker.checker_tables import RESULT_COLUMNS, finished_apis
 from ulpscope.compat.checker.run_ut import best_device, print_progress, print_tables, save_error_data
-from ulpscope.compat.checker.tables import RESULT_COLUMNS, finished_apis
-from ulpscope.compat.msprobe.compare.dump_rows import Entry, read_table
 from ulpscope.compat.msprobe.compare.result_files import fresh_stamp, output_folder
 from ulpscope.compat.msprobe.config import TaskConfig, read_config
 from ulpscope.errors import InputError
 from ulpscope.model.check.check_details import CheckDetail, CheckOutcome
+from ulpscope.model.written import WrittenCall
 from ulpscope.report.comparison.table import defused
 from ulpscope.report.escaping import visible
 from ulpscope.report.replacing import replacing
 from ulpscope.store.foreign.check_table import UPSTREAM_COLUMNS
 from ulpscope.store.foreign.msprobe import open_dump
+from ulpscope.store.foreign.msprobe_words import read_written
 from ulpscope.workflows.check.checking import check_run
 from ulpscope.workflows.check.old_tables import STATUS_WORDS, details_of, outcomes_of
 
@@ -137,20 +138,20 @@ class _Names:
     def repeated(self) -> Iterator[str]:
         """Calls whose operation, arguments, dtypes, shapes and extremes an earlier call had already."""
         seen: set[tuple[object, ...]] = set()
-        for entry in read_table(self._dump).entries:
-            key, _, phase = entry.name.rpartition(".")
+        for call in read_written(self._dump).calls:
+            key, _, phase = call.name.rpartition(".")
             if phase != "forward" or key not in self._ours:
                 continue
-            likeness = (key.rpartition(".")[0], *_arguments(entry))
+            likeness = (key.rpartition(".")[0], *_arguments(call))
             if likeness in seen:
                 yield key
             seen.add(likeness)
 
 
-def _arguments(entry: Entry) -> Iterator[tuple[object, ...]]:
-    for row in entry.rows:
-        if row.role == "input":
-            yield row.name[len(entry.name) :], row.dtype, row.shape, *row.statistics[:2]
+def _arguments(call: WrittenCall) -> Iterator[tuple[object, ...]]:
+    for value in call.values:
+        if value.role == "input":
+            yield value.name[len(call.name) :], value.dtype, value.shape, *value.statistics[:2]
 
 
 def _earlier(path: Path | None, names: _Names) -> list[list[str]]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ulpscope._files import read_small
 from ulpscope.compat.msprobe.command.flat_yaml import read_names
-from ulpscope.compat.msprobe.compare.comparing import CompareOptions, compare_paths, read_param
-from ulpscope.compat.msprobe.compare.row_matching import Translation
+from ulpscope.compat.msprobe.compare.call_names import Translation
+from ulpscope.compat.msprobe.compare.compare_msprobe import CompareOptions, compare_paths, read_param
 from ulpscope.errors import InputError
 
 __all__ = ["run_compare"]

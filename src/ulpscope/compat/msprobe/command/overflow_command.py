@@ -19,7 +19,7 @@ from ulpscope.model import CallRecord, NonFiniteEvent, NonFiniteReport, Run
 from ulpscope.report.escaping import visible
 from ulpscope.report.replacing import replacing
 from ulpscope.store import open_run
-from ulpscope.store.foreign.msprobe import load_json
+from ulpscope.store.foreign.msprobe_words import load_json
 from ulpscope.workflows.check.checking import check_run
 from ulpscope.workflows.nonfinite import find_nonfinite
 

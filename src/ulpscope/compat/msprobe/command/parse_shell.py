@@ -19,14 +19,15 @@ from typing import ClassVar
 from rich.console import Console
 
 from ulpscope.compat.file_pairs import measure_pair
-from ulpscope.compat.msprobe.compare.numbers import TensorNumbers, tensor_numbers
 from ulpscope.compat.msprobe.compare.result_files import output_folder
+from ulpscope.compat.msprobe.compare.result_rows import number_cells
 from ulpscope.compat.pt_files import save_pt
-from ulpscope.compat.ptdbg.compare.columns import accuracy_reached
+from ulpscope.compat.ptdbg.compare.columns import message_of
 from ulpscope.compat.ptdbg.shell import ParseShell, main
 from ulpscope.compat.ptdbg.shell.acl_dumps import compare_acl, convert_acl
-from ulpscope.compat.ptdbg.shell.arguments import PARSERS, ShellParser, add_ascend_path, shell_parser
+from ulpscope.compat.ptdbg.shell.shell_parsers import PARSERS, ShellParser, add_ascend_path, shell_parser
 from ulpscope.errors import InputError
+from ulpscope.judge.ptdbg import accuracy_word
 from ulpscope.model import TensorData
 from ulpscope.report.comparison.table import defused
 from ulpscope.report.escaping import visible
@@ -185,6 +186,5 @@ def _row(operator: str, target: Path | None, golden: Path | None) -> Sequence[ob
     names = [file.name if file else "N/A" for file in (target, golden)]
     if target is None or golden is None:
         return [operator, *names, *["N/A"] * 4, "Unmatched", "It is in one dump only."]
-    found: TensorNumbers = tensor_numbers(measure_pair(target, golden))
-    figures = found.cosine, found.distance, found.max_abs, found.max_rel
-    return [operator, *names, *figures, accuracy_reached(found.old), found.old.message]
+    found = measure_pair(target, golden)
+    return [operator, *names, *number_cells(found)[:4], accuracy_word(found), message_of(found)]

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ulpscope.compat.msprobe.compare.result_rows import ResultRow
-from ulpscope.compat.msprobe.compare.row_matching import CallPair
-from ulpscope.compat.ptdbg.compare.advisor import advise, write_advice
+from ulpscope.compat.ptdbg.compare.advice_file import write_advice
+from ulpscope.judge.published.advice import advise
+from ulpscope.model.written import WrittenCallPair
 
 __all__ = ["write_old_advice"]
 
@@ -18,21 +18,17 @@ _BAD = {"No": "No", "Warning": "No", "Different": "No"}
 _MODULE_COUNT = re.compile(r"_(forward|backward)_\d{1,9}$")
 
 
-def write_old_advice(calls: Sequence[CallPair], rows: Sequence[ResultRow], path: Path) -> None:
+def write_old_advice(calls: Sequence[WrittenCallPair], rows: Sequence[ResultRow], path: Path) -> None:
     """Write the advice on the rows of all calls, which are in the order of the calls."""
-    names = [name for call in calls for name in _old_names(call)]
-    advice = advise(names, [_BAD.get(row.verdict, "") for row in rows])
-    known = {name: str(row.cells[0]) for name, row in zip(reversed(names), reversed(rows), strict=True)}
-    write_advice(replace(advice, node=known.get(advice.node, advice.node)), path)
+    advice = advise([name for call in calls for name in _old_names(call)], [_BAD.get(row.verdict, "") for row in rows])
+    write_advice(advice, "NA" if advice.row is None else str(rows[advice.row].cells[0]), path)
 
 
-def _old_names(call: CallPair) -> list[str]:
+def _old_names(call: WrittenCallPair) -> Iterator[str]:
     """`Functional_conv2d_0_forward_input.0`, as the advice knows them."""
-    found = []
-    for pair in call.rows:
-        row, entry = (pair.target, call.target) if pair.target else (pair.golden, call.golden)
-        assert row is not None
-        name = entry.name if entry and row.name.startswith(entry.name) else row.name
+    for pair in call.values:
+        value, owner = (pair.subject, call.subject) if pair.subject else (pair.reference, call.reference)
+        assert value is not None
+        name = owner.name if owner and value.name.startswith(owner.name) else value.name
         stem = _MODULE_COUNT.sub(r"_\1", name.replace(".", "_"))
-        found.append(f"{stem}_{row.name[len(name) + 1 :]}")
-    return found
+        yield f"{stem}_{value.name[len(name) + 1 :]}"

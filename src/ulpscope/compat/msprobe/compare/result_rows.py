@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from ulpscope.compat.msprobe.compare.dump_rows import NOT_THERE, Row
-from ulpscope.compat.msprobe.compare.numbers import Compared, TensorNumbers, nothing_measured
-from ulpscope.compat.msprobe.compare.result_rules import Colour, Mode, colours, old_result, verdicts
-from ulpscope.compat.msprobe.compare.row_matching import CallPair
-from ulpscope.compat.ptdbg.compare.columns import NAN, accuracy_reached
+from ulpscope.compat.ptdbg.compare.columns import NAN, cosine_word, message_of
 from ulpscope.compat.sheets import Cell
+from ulpscope.judge.ptdbg import accuracy_word
+from ulpscope.judge.published.error_growth import Mode, no_partner, row_verdicts
+from ulpscope.judge.published.row_colours import Colour, checksum_word, row_colours, statistics_word
+from ulpscope.model.written import NOT_THERE, MeasuredPair, OldNumbers, WrittenCallPair, WrittenValue
 
-__all__ = ["Cell", "Edition", "ResultRow", "columns", "result_rows"]
+__all__ = ["Cell", "Edition", "ResultRow", "columns", "is_good", "number_cells", "result_rows"]
 
 Edition: TypeAlias = Literal["1.x", "26.x"]
 
@@ -39,6 +39,7 @@ _COLUMNS: dict[tuple[Edition, Mode], tuple[str, ...]] = {
     ("26.x", "md5"): (*_NAMES, *_REQUIRES_GRAD, *_CHECKSUMS, *_END),
 }
 _STACK, _DATA_NAME = "NPU_Stack_Info", "Data_name"
+_UNSUPPORTED = "unsupported"
 _LOOK_AGAIN = "Need double check api accuracy."
 
 
@@ -57,37 +58,37 @@ def columns(edition: Edition, mode: Mode, *, stacks: bool) -> tuple[str, ...]:
     return (*_COLUMNS[edition, mode], *extra)
 
 
-def result_rows(call: CallPair, rows: Sequence[Compared], edition: Edition, mode: Mode, *, stacks: bool) -> Iterator[ResultRow]:
+def result_rows(call: WrittenCallPair, rows: Sequence[MeasuredPair], edition: Edition, mode: Mode, *, stacks: bool) -> Iterator[ResultRow]:
     """The lines of one call."""
-    stack = call.target.stack if call.target else ""
+    stack = call.subject.stack if call.subject else ""
     judge = _old_endings if edition == "1.x" else _new_endings
     for at, (row, ending) in enumerate(zip(rows, judge(call, rows, mode), strict=True)):
         cells = [*_names(row), *(_requires_grad(row) if edition == "26.x" else ()), *_MIDDLES[mode](row, edition), *ending.cells]
         if stacks:
             cells.append(stack if at == 0 and stack else NOT_THERE if edition == "26.x" else "None")
         if (edition, mode) == ("26.x", "tensor"):
-            cells.append(str([(side.file if side else None) or "-1" for side in (row.pair.target, row.pair.golden)]))
+            cells.append(str([(side.file if side else None) or "-1" for side in (row.pair.subject, row.pair.reference)]))
         yield ResultRow(tuple(cells), ending.verdict, ending.colour)
 
 
-def _names(row: Compared) -> list[Cell]:
-    sides = row.pair.target, row.pair.golden
+def _names(row: MeasuredPair) -> list[Cell]:
+    sides = row.pair.subject, row.pair.reference
     return [getattr(side, what) if side else NOT_THERE for what in ("name", "dtype", "shape") for side in sides]
 
 
-def _requires_grad(row: Compared) -> list[Cell]:
-    return [_or_nothing(side.requires_grad if side else None) for side in (row.pair.target, row.pair.golden)]
+def _requires_grad(row: MeasuredPair) -> list[Cell]:
+    return [_or_nothing(side.requires_grad if side else None) for side in (row.pair.subject, row.pair.reference)]
 
 
 def _or_nothing(value: Cell) -> Cell:
     return NOT_THERE if value is None else value
 
 
-def _eight(row: Compared) -> list[Cell]:
-    return [cell for side in (row.pair.target, row.pair.golden) for cell in _statistics(side)]
+def _eight(row: MeasuredPair) -> list[Cell]:
+    return [cell for side in (row.pair.subject, row.pair.reference) for cell in _statistics(side)]
 
 
-def _statistics(side: Row | None) -> list[Cell]:
+def _statistics(side: WrittenValue | None) -> list[Cell]:
     if side is None:
         return [NOT_THERE] * 4
     return ["None" if value is None else _shown(value) for value in side.statistics]
@@ -103,23 +104,28 @@ def _shown(value: Cell) -> Cell:
 # --- the middle of a row: its numbers
 
 
-def _tensor_middle(row: Compared, edition: Edition) -> list[Cell]:
-    found = row.numbers or nothing_measured(NOT_THERE if not row.is_matched else "unsupported")
-    if edition == "26.x":
-        numbers: list[Cell] = [found.cosine, found.distance]
+def _tensor_middle(row: MeasuredPair, edition: Edition) -> list[Cell]:
+    found = row.numbers
+    if found is None:
+        cells: list[Cell] = [_UNSUPPORTED if row.is_matched else NOT_THERE] * 6
+        old_cosine: Cell = NAN
     else:
-        numbers = [_old_cosine(found)]
-    return [*map(_shown, (*numbers, found.max_abs, found.max_rel, found.within_1e3, found.within_5e3)), *_eight(row)]
+        cells = number_cells(found)
+        old_cosine = 1.0 if found.old_cosine == 1.0 else cosine_word(found) if found.cosine is None else found.cosine
+    return [*map(_shown, cells if edition == "26.x" else (old_cosine, *cells[2:])), *_eight(row)]
 
 
-def _old_cosine(found: TensorNumbers) -> Cell:
-    return 1.0 if found.old.cosine == "1.0" else found.cosine if isinstance(found.cosine, float) else found.old.cosine
+def number_cells(found: OldNumbers) -> list[Cell]:
+    """Cosine, distance, MaxAbsErr, MaxRelativeErr and the two shares, or the word that stands where there is none."""
+    word = _UNSUPPORTED if found.failure else cosine_word(found)
+    numbers = (found.cosine, found.euclidean, found.max_abs, found.max_rel, found.within_1e3, found.within_5e3)
+    return [word if number is None else number for number in numbers]
 
 
-def _statistics_middle(row: Compared, edition: Edition) -> list[Cell]:
+def _statistics_middle(row: MeasuredPair, edition: Edition) -> list[Cell]:
     if not row.is_matched:
         return [NOT_THERE] * 8 + _eight(row)
-    if row.row.is_plain:
+    if row.value.is_plain:
         same: Cell = 0 if row.statistics[0][0] == row.statistics[0][1] else "Diff"
         if same == "Diff" and row.differences[0] is None:
             return ["Diff"] * 8 + _eight(row)
@@ -127,7 +133,7 @@ def _statistics_middle(row: Compared, edition: Edition) -> list[Cell]:
     return [*differences, *(_percent(row, at, edition) for at in range(4)), *_eight(row)]
 
 
-def _difference(row: Compared, at: int) -> Cell:
+def _difference(row: MeasuredPair, at: int) -> Cell:
     target, golden = row.statistics[at]
     found = row.differences[at]
     if found is not None:
@@ -135,7 +141,7 @@ def _difference(row: Compared, at: int) -> Cell:
     return 0 if (target is None and golden is None) or target == golden else NAN
 
 
-def _percent(row: Compared, at: int, edition: Edition) -> Cell:
+def _percent(row: MeasuredPair, at: int, edition: Edition) -> Cell:
     found = row.relative[at]
     if found is None:
         target, golden = row.statistics[at]
@@ -147,11 +153,11 @@ def _percent(row: Compared, at: int, edition: Edition) -> Cell:
     return f"{found * 100}%"
 
 
-def _checksum_middle(row: Compared, edition: Edition) -> list[Cell]:
-    return [_or_nothing(side.checksum if side else None) for side in (row.pair.target, row.pair.golden)]
+def _checksum_middle(row: MeasuredPair, edition: Edition) -> list[Cell]:
+    return [_or_nothing(side.checksum if side else None) for side in (row.pair.subject, row.pair.reference)]
 
 
-_MIDDLES: dict[Mode, Callable[[Compared, Edition], list[Cell]]] = {
+_MIDDLES: dict[Mode, Callable[[MeasuredPair, Edition], list[Cell]]] = {
     "tensor": _tensor_middle,
     "statistics": _statistics_middle,
     "md5": _checksum_middle,
@@ -161,32 +167,32 @@ _MIDDLES: dict[Mode, Callable[[Compared, Edition], list[Cell]]] = {
 # --- the end of a row: what it means
 
 
-def _new_endings(call: CallPair, rows: Sequence[Compared], mode: Mode) -> Iterator[ResultRow]:
-    for row, (level, why) in zip(rows, verdicts(rows, call.name, mode), strict=True):
-        target, golden = (side.requires_grad if side else None for side in (row.pair.target, row.pair.golden))
-        yield ResultRow((row.is_matched and target == golden, level, json.dumps(why, ensure_ascii=False)), level)
+def _new_endings(call: WrittenCallPair, rows: Sequence[MeasuredPair], mode: Mode) -> Iterator[ResultRow]:
+    for row, (level, why) in zip(rows, row_verdicts(rows, call.name, mode), strict=True):
+        subject, reference = (side.requires_grad if side else None for side in (row.pair.subject, row.pair.reference))
+        yield ResultRow((row.is_matched and subject == reference, level, json.dumps(why, ensure_ascii=False)), level)
 
 
-def _old_endings(call: CallPair, rows: Sequence[Compared], mode: Mode) -> Iterator[ResultRow]:
-    for row, colour in zip(rows, colours(rows, mode), strict=True):
+def _old_endings(call: WrittenCallPair, rows: Sequence[MeasuredPair], mode: Mode) -> Iterator[ResultRow]:
+    for row, colour in zip(rows, row_colours(rows, mode), strict=True):
         if mode == "md5":
-            word = old_result(row, mode)
+            word = checksum_word(row)
             yield ResultRow((word,), word)
         elif mode == "statistics":
-            word = old_result(row, mode)
-            yield ResultRow((word, row.no_partner or (_LOOK_AGAIN if word else "")), word, colour)
+            word = statistics_word(row)
+            yield ResultRow((word, no_partner(row) or (_LOOK_AGAIN if word else "")), word, colour)
         else:
             word, message = _old_accuracy(row)
             yield ResultRow((word, message), word, colour)
 
 
-def _old_accuracy(row: Compared) -> tuple[str, str]:
+def _old_accuracy(row: MeasuredPair) -> tuple[str, str]:
     if not row.is_matched:
-        return "Unmatched", row.no_partner
+        return "Unmatched", no_partner(row)
     if row.numbers is None:
-        target, golden = row.statistics[0]
-        return ("No", "The plain argument of NPU and bench differs.") if row.row.is_plain and target != golden else (NAN, "")
-    return accuracy_reached(row.numbers.old), row.numbers.old.message
+        subject, reference = row.statistics[0]
+        return ("No", "The plain argument of NPU and bench differs.") if row.value.is_plain and subject != reference else (NAN, "")
+    return accuracy_word(row.numbers), message_of(row.numbers)
 
 
 def is_good(value: Any) -> bool:

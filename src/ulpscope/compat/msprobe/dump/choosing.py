@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from ulpscope.compat.msprobe.config import DebuggerConfig, TaskConfig
-from ulpscope.compat.msprobe.dump.names import Names, OldName
+from ulpscope.compat.msprobe.dump.entry_names import Names, OldName
 from ulpscope.errors import InputError
 from ulpscope.model import CallName, CallRecord
 

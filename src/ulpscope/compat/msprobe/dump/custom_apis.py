@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ulpscope.compat.msprobe.dump.names import CUSTOM
+from ulpscope.compat.msprobe.dump.entry_names import CUSTOM
 from ulpscope.errors import InputError
 
 __all__ = ["forget_custom_apis", "register_custom_api", "registered_functions", "restore_custom_api"]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ulpscope.compat.json_files import GrowingJson
 from ulpscope.compat.msprobe.config import DebuggerConfig
+from ulpscope.compat.msprobe.dump.dump_writer import Described, DumpOptions, json_header
 from ulpscope.compat.msprobe.dump.tasks import Place, process_rank
-from ulpscope.compat.msprobe.dump.writer import Described, DumpOptions, json_header
 from ulpscope.compat.pt_files import save_pt
 from ulpscope.compat.tensor_files import TensorFiles
 from ulpscope.errors import InputError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ulpscope.compat.msprobe.dump.writer import Layout
+from ulpscope.compat.msprobe.dump.dump_writer import Layout
 
 __all__ = ["Place", "Task", "process_rank"]
 

@@ -27,7 +27,7 @@ from ulpscope.capture.intercept.torch_modes import ApiMode, remove_mode
 from ulpscope.capture.torch_internals import graph_task, inside_transform, is_jit_tracing
 from ulpscope.compat.msprobe.config import DebuggerConfig
 from ulpscope.compat.msprobe.dump.choosing import Choice, check_scope
-from ulpscope.compat.msprobe.dump.names import Names
+from ulpscope.compat.msprobe.dump.entry_names import Names
 from ulpscope.compat.msprobe.dump.tasks import process_rank
 from ulpscope.compat.msprobe.free_benchmark.perturbing import LIMITS, relative_error, restored, tensors_of
 from ulpscope.compat.msprobe.free_benchmark.preheating import Preheating

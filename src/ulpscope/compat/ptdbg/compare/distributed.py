@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.ptdbg.compare.comparing import Dump, Options, compare_dumps, leaving_with_code
+from ulpscope.compat.ptdbg.compare.compare_ptdbg import Dump, Options, compare_dumps, leaving_with_code
 from ulpscope.compat.ptdbg.exceptions import CompareException
 
 __all__ = ["compare_distributed"]

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.ptdbg.compare.comparing import leaving_with_code
-from ulpscope.compat.ptdbg.compare.lines import read_arrays
+from ulpscope.compat.ptdbg.compare.compare_ptdbg import leaving_with_code
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.report.escaping import visible
+from ulpscope.store.foreign.ptdbg_lines import named_lines
 
 __all__ = ["parse", "parsed_lines"]
 
@@ -32,7 +32,7 @@ def parsed_lines(pkl_file: str | os.PathLike[str], prefix: str) -> Iterator[str]
         raise CompareException(CompareException.INVALID_PARAM_ERROR, "parse wants the path of a dump file and the beginning of a name")
     is_first = True
     found = False
-    for name, values in read_arrays(Path(pkl_file)):
+    for name, values in named_lines(Path(pkl_file)):
         if not name.startswith(prefix):
             continue
         found = True

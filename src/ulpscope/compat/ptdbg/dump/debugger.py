@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ulpscope.capture.intercept.patching import Patches
 from ulpscope.compat.ptdbg.dump import acl_settings as acl
 from ulpscope.compat.ptdbg.dump.functions import checked_rank
-from ulpscope.compat.ptdbg.dump.overflow import OverflowCheck, OverflowOptions
+from ulpscope.compat.ptdbg.dump.overflow_check import OverflowCheck, OverflowOptions
 from ulpscope.compat.ptdbg.dump.process import PROCESS
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.compat.ptdbg.files.modes import DumpOptions

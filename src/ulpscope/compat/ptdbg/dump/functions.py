@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ulpscope.compat.ptdbg.dump import acl_settings as acl
-from ulpscope.compat.ptdbg.dump.overflow import OverflowCheck, OverflowOptions
+from ulpscope.compat.ptdbg.dump.overflow_check import OverflowCheck, OverflowOptions
 from ulpscope.compat.ptdbg.dump.process import PROCESS
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.compat.ptdbg.files.modes import DumpOptions, switched_on

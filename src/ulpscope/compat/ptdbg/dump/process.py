@@ -9,10 +9,10 @@ from __future__ import annotations
 import atexit
 from pathlib import Path
 
-from ulpscope.compat.ptdbg.dump.dumping import Dumping
-from ulpscope.compat.ptdbg.dump.overflow import OverflowCheck
+from ulpscope.compat.ptdbg.dump.overflow_check import OverflowCheck
+from ulpscope.compat.ptdbg.dump.ptdbg_dump import Dumping
+from ulpscope.compat.ptdbg.files.line_names import Counts
 from ulpscope.compat.ptdbg.files.modes import DumpOptions
-from ulpscope.compat.ptdbg.files.names import Counts
 from ulpscope.compat.ptdbg.files.places import DumpPlace
 
 __all__ = ["PROCESS", "Process"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ulpscope.compat.ptdbg.exceptions import CompareException
-from ulpscope.compat.ptdbg.files.names import is_plain_name
+from ulpscope.compat.ptdbg.files.line_names import is_plain_name
 
 __all__ = ["DEFAULT_TAG", "FILE_RIGHTS", "FOLDER_RIGHTS", "VERSION", "DumpPlace", "make_folder"]
 

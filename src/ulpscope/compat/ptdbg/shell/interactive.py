@@ -17,9 +17,9 @@ from rich.console import Console
 
 from ulpscope.compat.ptdbg.compare.parsing import parsed_lines
 from ulpscope.compat.ptdbg.shell.acl_dumps import compare_acl, convert_acl
-from ulpscope.compat.ptdbg.shell.arguments import PARSERS, ShellParser, UsageError
 from ulpscope.compat.ptdbg.shell.arrays import compare_arrays, show_array
 from ulpscope.compat.ptdbg.shell.programs import matching_paths, run_line
+from ulpscope.compat.ptdbg.shell.shell_parsers import PARSERS, ShellParser, UsageError
 from ulpscope.errors import sentence_for
 from ulpscope.report.escaping import visible
 

@@ -18,18 +18,19 @@ from typing import Any
 from ulpscope.compat.bridge import tell_finding
 from ulpscope.compat.file_pairs import FilePairs, TensorFolder
 from ulpscope.compat.msprobe.compare.advice import write_old_advice
+from ulpscope.compat.msprobe.compare.call_names import Translation, pair_calls
 from ulpscope.compat.msprobe.compare.dump_places import Places, find_places
-from ulpscope.compat.msprobe.compare.dump_rows import DumpTable, read_table
 from ulpscope.compat.msprobe.compare.first_differences import write_first_differences
-from ulpscope.compat.msprobe.compare.numbers import Compared, TensorNumbers, tensor_numbers
 from ulpscope.compat.msprobe.compare.result_files import fresh_stamp, output_folder, write_csv, write_xlsx
 from ulpscope.compat.msprobe.compare.result_rows import Edition, ResultRow, columns, is_good, result_rows
-from ulpscope.compat.msprobe.compare.result_rules import Mode
-from ulpscope.compat.msprobe.compare.row_matching import CallPair, RowPair, Translation, match_tables
 from ulpscope.compat.ptdbg.screen import print_info, print_warning
 from ulpscope.errors import InputError, UlpscopeError
+from ulpscope.judge.published.error_growth import Mode
+from ulpscope.measure.written import measure_statistics
 from ulpscope.model import Comparison
+from ulpscope.model.written import OldNumbers, WrittenCallPair, WrittenPair
 from ulpscope.store.foreign.msprobe import open_files
+from ulpscope.store.foreign.msprobe_words import WrittenDump, read_written
 from ulpscope.workflows.compare.garbage import rare_collections
 
 __all__ = ["CompareOptions", "compare", "compare_distributed", "compare_paths"]
@@ -130,15 +131,15 @@ def compare_paths(target: Path, golden: Path, output: Path, options: CompareOpti
 
 def _compare_place(places: Places, number: int, folder: Path, stamp: str, options: CompareOptions, comparison: Comparison | None) -> Path:
     pair = places.pairs[number]
-    target, golden = read_table(pair.target, options.stack_path), read_table(pair.golden)
+    target, golden = read_written(pair.target, options.stack_path), read_written(pair.golden)
     mode = _mode(target, golden)
     if len(places.steps) > 1:
         folder = output_folder(folder / f"step{pair.step}")
     kind = "debug_compare_result" if pair.target.name == "debug.json" else "compare_result"
     table = folder / f"{kind}{pair.suffix(both=options.names_both)}_{stamp}.{'xlsx' if options.xlsx else 'csv'}"
-    print_info(f"Comparing {pair.target} with {pair.golden} by {mode}: {len(target.entries)} and {len(golden.entries)} APIs and modules.")
+    print_info(f"Comparing {pair.target} with {pair.golden} by {mode}: {len(target.calls)} and {len(golden.calls)} APIs and modules.")
     translation = replace(options.translation, frameworks=target.framework != golden.framework)
-    calls = match_tables(target, golden, translation, fuzzy=options.fuzzy)
+    calls = pair_calls(target, golden, translation, fuzzy=options.fuzzy)
     stacks = options.stacks and target.has_stacks
     rows = list(_rows(calls, target, golden, mode, options, comparison, (pair.rank, pair.step), stacks=stacks))
     write = write_xlsx if options.xlsx else write_csv
@@ -149,23 +150,23 @@ def _compare_place(places: Places, number: int, folder: Path, stamp: str, option
     return table
 
 
-def _mode(target: DumpTable, golden: DumpTable) -> Mode:
+def _mode(target: WrittenDump, golden: WrittenDump) -> Mode:
     """What both dumps allow; values can always be compared by their statistics."""
     modes = target.mode, golden.mode
     if modes[0] == modes[1]:
         return modes[0]
     if "md5" in modes:
         checksums, values = (target, golden) if modes[0] == "md5" else (golden, target)
-        has_numbers = any(row.statistics[0] is not None for entry in checksums.entries for row in entry.rows if row.is_tensor)
+        has_numbers = any(value.statistics[0] is not None for call in checksums.calls for value in call.values if value.is_tensor)
         if not has_numbers:
             raise InputError(f"'{checksums.path}' holds checksums and '{values.path}' holds values: dump both with the same summary_mode")
     return "statistics"
 
 
 def _rows(
-    calls: Sequence[CallPair],
-    target: DumpTable,
-    golden: DumpTable,
+    calls: Sequence[WrittenCallPair],
+    target: WrittenDump,
+    golden: WrittenDump,
     mode: Mode,
     options: CompareOptions,
     comparison: Comparison | None,
@@ -176,28 +177,29 @@ def _rows(
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="ulpscope-msprobe") as pool:
         files = None
         if mode == "tensor":
-            files = FilePairs((TensorFolder(target.tensors), TensorFolder(golden.tensors)), pool, tensor_numbers, comparison, place)
-        asked = [(call, [_ask(files, row) for row in call.rows]) for call in calls]
+            files = FilePairs((TensorFolder(target.tensors), TensorFolder(golden.tensors)), pool, comparison, place)
+        asked = [(call, [_ask(files, pair) for pair in call.values]) for call in calls]
         for call, answers in asked:
-            compared = [Compared.of(row, answer.result() if answer else None) for row, answer in zip(call.rows, answers, strict=True)]
-            for row in result_rows(call, compared, options.edition, mode, stacks=stacks):
+            numbers = (answer.result() if answer else None for answer in answers)
+            measured = list(map(measure_statistics, call.values, numbers))
+            for row in result_rows(call, measured, options.edition, mode, stacks=stacks):
                 if options.is_logging:
                     print_info(f"[{row.cells[0]}] against [{row.cells[1]}]: {row.verdict or 'nothing to say'}")
                 yield row
 
 
-def _ask(files: FilePairs[TensorNumbers] | None, row: RowPair) -> Future[TensorNumbers] | None:
-    target, golden = row.target, row.golden
-    if files is None or target is None or golden is None or not (target.file or golden.file):
+def _ask(files: FilePairs | None, pair: WrittenPair) -> Future[OldNumbers] | None:
+    subject, reference = pair.subject, pair.reference
+    if files is None or subject is None or reference is None or not (subject.file or reference.file):
         return None
-    return files.ask(target.file or f"{target.name}.pt", golden.file or f"{golden.name}.pt")
+    return files.ask(subject.file or f"{subject.name}.pt", reference.file or f"{reference.name}.pt")
 
 
-def _tell_table(table: Path, calls: Sequence[CallPair], rows: Sequence[ResultRow]) -> None:
+def _tell_table(table: Path, calls: Sequence[WrittenCallPair], rows: Sequence[ResultRow]) -> None:
     counts = Counter(row.verdict or "without a warning" for row in rows)
     words = ", ".join(f"{count} {word}" for word, count in counts.items())
     print_info(f"The comparison result is in {table}: {len(rows)} rows; by the rule of msprobe: {words}.")
-    for side, missing in (("NPU", "golden"), ("bench", "target")):
+    for side, missing in (("NPU", "reference"), ("bench", "subject")):
         lone = [call.name for call in calls if getattr(call, missing) is None]
         if lone:
             print_warning(f"{len(lone)} APIs or modules of the {side} dump have no partner, the first is {lone[0]}.")

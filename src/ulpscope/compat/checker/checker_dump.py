@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ulpscope.capture.intercept.patching import Patches
-from ulpscope.compat.checker.config import msCheckerConfig
-from ulpscope.compat.checker.writer import CheckerSink
+from ulpscope.compat.checker.checker_config import msCheckerConfig
+from ulpscope.compat.checker.checker_files import CheckerSink
 
 if TYPE_CHECKING:
     from ulpscope.workflows.record.capturing import Capture

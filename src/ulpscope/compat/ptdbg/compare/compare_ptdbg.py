@@ -19,30 +19,31 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compat.bridge import tell_finding
-from ulpscope.compat.file_pairs import settled
-from ulpscope.compat.ptdbg.compare.advisor import advise, write_advice
+from ulpscope.compat.file_pairs import FilePairs, TensorFolder, settled
+from ulpscope.compat.ptdbg.compare.advice_file import tell_unmatched, write_advice
 from ulpscope.compat.ptdbg.compare.columns import (
     MD5_COLUMNS,
     NAN,
     STACK_COLUMN,
     SUMMARY_COLUMNS,
     TENSOR_COLUMNS,
-    Numbers,
-    accuracy_reached,
     difference_cell,
-    no_numbers,
+    message_of,
+    number_cells,
     statistic_cell,
 )
-from ulpscope.compat.ptdbg.compare.lines import DumpFile, TensorLine, read_dump
-from ulpscope.compat.ptdbg.compare.matching import Match, match_operators
-from ulpscope.compat.ptdbg.compare.row_values import Measuring
+from ulpscope.compat.ptdbg.compare.partner_keys import Match, match_operators
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.compat.ptdbg.screen import print_error, print_info, print_warning
-from ulpscope.errors import InputError
+from ulpscope.errors import DamagedRunError, InputError
+from ulpscope.judge.ptdbg import accuracy_word
+from ulpscope.judge.published.advice import advise
 from ulpscope.model import Comparison
+from ulpscope.model.written import OldNumbers, WrittenValue
 from ulpscope.report.comparison.table import defused
 from ulpscope.report.replacing import replacing
 from ulpscope.store.foreign.ptdbg import open_file
+from ulpscope.store.foreign.ptdbg_lines import WrittenFile, read_written
 
 __all__ = ["Dump", "Options", "compare", "compare_dumps", "leaving_with_code"]
 
@@ -107,7 +108,9 @@ def leaving_with_code() -> Iterator[None]:
         yield
     except InputError as error:
         print_error(str(error))
-        raise SystemExit(getattr(error, "code", CompareException.INVALID_PATH_ERROR)) from None
+        is_damaged = isinstance(error, DamagedRunError)
+        other = CompareException.INVALID_DUMP_FILE if is_damaged else CompareException.INVALID_PATH_ERROR
+        raise SystemExit(getattr(error, "code", other)) from None
 
 
 def _sides(input_param: Mapping[str, Any]) -> tuple[Dump, Dump]:
@@ -154,13 +157,13 @@ def _output_folder(output_path: str | os.PathLike[str]) -> Path:
 
 def compare_dumps(npu: Dump, bench: Dump, output: Path, options: Options, suffix: str = "") -> Path:
     """Write the csv file, the advice and our page into an existing folder; returns the csv file."""
-    files = read_dump(npu.pkl), read_dump(bench.pkl)
+    files = read_written(npu.pkl), read_written(bench.pkl)
     _tell_strangers(files)
     mode = _mode(npu, bench, files)
-    matches = list(match_operators(files[0].operators, files[1].operators, fuzzy=options.fuzzy_match))
+    matches = list(match_operators(files[0].calls, files[1].calls, fuzzy=options.fuzzy_match))
     stamp = _stamp(output, suffix)
     table = output / f"compare_result{suffix}_{stamp}.csv"
-    print_info(f"Comparing {npu.pkl} with {bench.pkl}: {len(files[0].operators)} and {len(files[1].operators)} APIs.")
+    print_info(f"Comparing {npu.pkl} with {bench.pkl}: {len(files[0].calls)} and {len(files[1].calls)} APIs.")
     comparison = _our_comparison(npu, bench)
     rows = list(mode.rows(matches, npu, bench, options, comparison))
     _write(table, mode.columns, rows, matches if options.stack_mode else None, has_stacks=all(file.has_stacks for file in files))
@@ -168,11 +171,14 @@ def compare_dumps(npu: Dump, bench: Dump, output: Path, options: Options, suffix
         _tell_finding(comparison, table.with_suffix(".html"))
     _tell_result(table, matches, files, rows, mode.columns)
     if options.auto_analyze and mode.columns is TENSOR_COLUMNS:
-        write_advice(advise([row[0] for row in rows], [row[-2] for row in rows]), output / f"advisor_{stamp}.txt")
+        names, words = [row[0] for row in rows], [row[-2] for row in rows]
+        tell_unmatched(names, words)
+        advice = advise(names, words)
+        write_advice(advice, "NA" if advice.row is None else names[advice.row], output / f"advisor_{stamp}.txt")
     return table
 
 
-def _tell_strangers(files: Sequence[DumpFile]) -> None:
+def _tell_strangers(files: Sequence[WrittenFile]) -> None:
     for file in files:
         if file.strangers:
             print_warning(f"{file.strangers} lines of {file.path} name no part of an API and are left out.")
@@ -201,7 +207,7 @@ class _Mode:
     rows: _Rows
 
 
-def _mode(npu: Dump, bench: Dump, files: Sequence[DumpFile]) -> _Mode:
+def _mode(npu: Dump, bench: Dump, files: Sequence[WrittenFile]) -> _Mode:
     of_checksums = [file.has_checksums_only for file in files]
     if all(of_checksums):
         return _Mode(MD5_COLUMNS, _checksum_rows)
@@ -215,25 +221,32 @@ def _tensor_rows(matches: Sequence[Match], npu: Dump, bench: Dump, options: Opti
     assert npu.data is not None
     assert bench.data is not None
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="ulpscope-ptdbg") as pool:
-        measuring = Measuring(npu.data, bench.data, pool, comparison, (npu.rank, npu.step))
-        asked = [(match, *lines, _ask(measuring, *lines)) for match in matches for lines in _line_pairs(match)]
+        files = FilePairs((_folder(npu.data), _folder(bench.data)), pool, comparison, (npu.rank, npu.step))
+        asked = [(match, *lines, _ask(files, *lines)) for match in matches for lines in _line_pairs(match)]
         for match, ours, theirs, answer in asked:
             found = answer.result()
-            verdict = accuracy_reached(found)
-            message = " ".join(filter(None, (found.message, _types_remark(ours, theirs), _REMARKS.get(match.rule, ""))))
+            verdict, (cosine, max_abs, max_rel) = accuracy_word(found), number_cells(found)
+            message = " ".join(filter(None, (message_of(found), _types_remark(ours, theirs), _REMARKS.get(match.rule, ""))))
             if options.is_logging:
                 print_info(f"[{ours.name}] Compare start, bench: {theirs.name if theirs else NAN}")
-                print_info(
-                    f"[{ours.name}] Cosine {found.cosine}, MaxAbsErr {found.max_abs}, MaxRelativeErr {found.max_rel}, {verdict}. {message}"
-                )
+                print_info(f"[{ours.name}] Cosine {cosine}, MaxAbsErr {max_abs}, MaxRelativeErr {max_rel}, {verdict}. {message}")
             statistics = [*_statistics(ours, 3), *_statistics(theirs, 3)]
-            yield [*_name_cells(ours, theirs), found.cosine, found.max_abs, found.max_rel, *statistics, verdict, message]
+            yield [*_name_cells(ours, theirs), cosine, max_abs, max_rel, *statistics, verdict, message]
 
 
-def _ask(measuring: Measuring, npu: TensorLine, bench: TensorLine | None) -> Future[Numbers]:
+def _folder(path: Path) -> TensorFolder:
+    try:
+        if not path.is_dir():
+            raise InputError(f"the folder of tensors '{path}' cannot be read (No such directory); check the path")
+        return TensorFolder(path)
+    except InputError as error:
+        raise CompareException(CompareException.INVALID_PATH_ERROR, str(error)) from None
+
+
+def _ask(files: FilePairs, npu: WrittenValue, bench: WrittenValue | None) -> Future[OldNumbers]:
     if bench is None:
-        return settled(no_numbers("No bench data matched."))
-    return measuring.ask(npu.name, bench.name)
+        return settled(OldNumbers(failure="No bench data matched."))
+    return files.ask(f"{npu.name}.npy", f"{bench.name}.npy")
 
 
 def _summary_rows(matches: Sequence[Match], npu: Dump, bench: Dump, options: Options, comparison: Comparison | None) -> Iterator[list[str]]:
@@ -249,27 +262,28 @@ def _checksum_rows(
 ) -> Iterator[list[str]]:
     for ours, theirs in (lines for match in matches for lines in _line_pairs(match)):
         result = NAN if theirs is None else "Pass" if ours.checksum == theirs.checksum else "Different"
-        yield [*_name_cells(ours, theirs), ours.checksum, theirs.checksum if theirs else NAN, result]
+        checksums = ours.checksum or "", (theirs.checksum or "") if theirs else NAN
+        yield [*_name_cells(ours, theirs), *checksums, result]
 
 
-def _line_pairs(match: Match) -> Iterator[tuple[TensorLine, TensorLine | None]]:
+def _line_pairs(match: Match) -> Iterator[tuple[WrittenValue, WrittenValue | None]]:
     """The tensors of the NPU operator with those of its partner at the same place."""
-    bench = match.bench
-    for ours, theirs in ((match.npu.inputs, bench.inputs if bench else []), (match.npu.outputs, bench.outputs if bench else [])):
+    for role in ("input", "output"):
+        ours, theirs = ([line for line in (call.values if call else ()) if line.role == role] for call in (match.npu, match.bench))
         yield from zip_longest(ours, theirs[: len(ours)])
 
 
-def _name_cells(npu: TensorLine, bench: TensorLine | None) -> list[str]:
+def _name_cells(npu: WrittenValue, bench: WrittenValue | None) -> list[str]:
     if bench is None:
         return [npu.name, NAN, npu.dtype, NAN, npu.shape, NAN]
     return [npu.name, bench.name, npu.dtype, bench.dtype, npu.shape, bench.shape]
 
 
-def _statistics(line: TensorLine | None, number: int) -> list[str]:
+def _statistics(line: WrittenValue | None, number: int) -> list[str]:
     return [statistic_cell(value) for value in ((*line.statistics, *[None] * number) if line else [None] * number)[:number]]
 
 
-def _types_remark(npu: TensorLine, bench: TensorLine | None) -> str:
+def _types_remark(npu: WrittenValue, bench: WrittenValue | None) -> str:
     return f"The types differ: {npu.dtype} and {bench.dtype}." if bench is not None and npu.dtype != bench.dtype else ""
 
 
@@ -292,8 +306,8 @@ def _write(table: Path, columns: Sequence[str], rows: Sequence[list[str]], match
 
 def _stack_cells(match: Match) -> Iterator[str]:
     """The stack on the first row of an operator that has a partner, nothing on the others."""
-    shown = str(match.npu.stack) if match.bench is not None and match.npu.stack is not None else ""
-    for at, _ in enumerate(match.npu.tensors):
+    shown = match.npu.stack if match.bench is not None else ""
+    for at, _ in enumerate(match.npu.values):
         yield shown if at == 0 else ""
 
 
@@ -307,14 +321,14 @@ def _cell(text: str) -> str:
 
 
 def _tell_result(
-    table: Path, matches: Sequence[Match], files: Sequence[DumpFile], rows: Sequence[list[str]], columns: Sequence[str]
+    table: Path, matches: Sequence[Match], files: Sequence[WrittenFile], rows: Sequence[list[str]], columns: Sequence[str]
 ) -> None:
     matched = sum(match.bench is not None for match in matches)
     print_info(f"The comparison result is in {table}: {len(rows)} rows.")
     if matched < len(matches):
         print_warning(f"{len(matches) - matched} APIs of the NPU dump have no partner; their rows say No bench data matched.")
-    if matched < len(files[1].operators):
-        print_warning(f"{len(files[1].operators) - matched} APIs of the bench dump have no partner and no row.")
+    if matched < len(files[1].calls):
+        print_warning(f"{len(files[1].calls) - matched} APIs of the bench dump have no partner and no row.")
     if columns is TENSOR_COLUMNS:
         undecided = sum(row[-2] == NAN and row[1] != NAN for row in rows)
         if undecided:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ulpscope.compat.ptdbg.files.line_names import Counts, api_name
 from ulpscope.compat.ptdbg.files.modes import DumpOptions
-from ulpscope.compat.ptdbg.files.names import Counts, api_name
+from ulpscope.compat.ptdbg.files.pkl_writer import DumpWriter
 from ulpscope.compat.ptdbg.files.places import DumpPlace
 from ulpscope.compat.ptdbg.files.template import TEMPLATE_MODES, write_template
 from ulpscope.compat.ptdbg.files.vendor_ops import present_functions
-from ulpscope.compat.ptdbg.files.writer import DumpWriter
 from ulpscope.compat.ptdbg.screen import print_info
 from ulpscope.model import CallName
 from ulpscope.workflows.record.capturing import Capture

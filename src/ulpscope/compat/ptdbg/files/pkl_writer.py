@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ulpscope.compat.ptdbg.files.kept import KeptTensors
+from ulpscope.compat.ptdbg.files.line_slots import Value, backward_values, floating_inputs, forward_values
 from ulpscope.compat.ptdbg.files.modes import DumpOptions
 from ulpscope.compat.ptdbg.files.places import FILE_RIGHTS, make_folder
-from ulpscope.compat.ptdbg.files.slots import Value, backward_values, floating_inputs, forward_values
 from ulpscope.compat.ptdbg.screen import print_warning
 from ulpscope.model import DTYPES, CallName, CallRecord, Frame, LedgerEntry, SinkAbilities, TensorRecord
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from ulpscope.compat.msprobe.config import DebuggerConfig
 from ulpscope.compat.msprobe.dump.choosing import Choice
-from ulpscope.compat.msprobe.dump.dumping import rank_option
+from ulpscope.compat.msprobe.dump.dump_writer import DumpOptions, MsprobeSink
+from ulpscope.compat.msprobe.dump.entry_names import Names
 from ulpscope.compat.msprobe.dump.exceptions import MsprobeException
-from ulpscope.compat.msprobe.dump.names import Names
+from ulpscope.compat.msprobe.dump.msprobe_dump import rank_option
 from ulpscope.compat.msprobe.dump.tasks import Place
-from ulpscope.compat.msprobe.dump.writer import DumpOptions, MsprobeSink
 from ulpscope.model import CallRecord, NonFinite, NonFiniteCall
 from ulpscope.report.escaping import visible
 from ulpscope.workflows.record.capturing import Capture

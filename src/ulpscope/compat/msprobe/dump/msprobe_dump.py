@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ulpscope.compat.msprobe.config import DebuggerConfig
 from ulpscope.compat.msprobe.dump.choosing import Choice, check_scope
 from ulpscope.compat.msprobe.dump.custom_apis import registered_functions
-from ulpscope.compat.msprobe.dump.names import Names
+from ulpscope.compat.msprobe.dump.dump_writer import DumpOptions, MsprobeSink
+from ulpscope.compat.msprobe.dump.entry_names import Names
 from ulpscope.compat.msprobe.dump.tasks import Place
-from ulpscope.compat.msprobe.dump.writer import DumpOptions, MsprobeSink
 from ulpscope.compat.ptdbg.files.vendor_ops import present_functions
 from ulpscope.errors import InputError
 from ulpscope.model import CallName

@@ -25,10 +25,10 @@ import numpy as np
 
 from ulpscope.compat.json_files import GrowingJson
 from ulpscope.compat.msprobe.dump.choosing import Choice
-from ulpscope.compat.msprobe.dump.names import Names, OldName
+from ulpscope.compat.msprobe.dump.entry_names import Names, OldName
 from ulpscope.compat.positions import with_positions
 from ulpscope.compat.pt_files import save_pt
-from ulpscope.compat.ptdbg.files.slots import floating_inputs
+from ulpscope.compat.ptdbg.files.line_slots import floating_inputs
 from ulpscope.compat.tensor_files import TensorFiles
 from ulpscope.model import DTYPES, Arguments, CallName, CallRecord, Frame, LedgerEntry, SinkAbilities, Slot, Summary, TensorRecord
 from ulpscope.report.escaping import visible

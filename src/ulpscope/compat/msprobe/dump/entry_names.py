@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ulpscope.compat.ptdbg.files.names import api_name
+from ulpscope.compat.ptdbg.files.line_names import api_name
 from ulpscope.model import CallName, Phase
 
 __all__ = ["CUSTOM", "Names", "OldName", "old_name"]

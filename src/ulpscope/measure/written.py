@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements by the definitions of the older tools: of statistics as they stand in two dumps, and of two tensors.
+
+What differs from our own definitions is the relative error where the reference is zero, and that a Euclidean distance grows with the
+number of elements. All else comes from the one measurement of two tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from dataclasses import replace
+
+from ulpscope.measure.tensors import measure_tensors
+from ulpscope.model import Metric, TensorData, TensorMeasurement
+from ulpscope.model.written import MeasuredPair, OldNumbers, WrittenPair
+from ulpscope.numerics.buffers import address_of, flat_view
+from ulpscope.numerics.kernel import KERNEL, KINDS
+
+__all__ = ["difference_of", "measure_statistics", "measure_two", "zeros_and_finite", "zeros_and_finite_by_numpy"]
+
+_BLOCK = 1 << 16
+_EPS = sys.float_info.epsilon
+_DECIMALS = 12
+_NEARLY_ONE, _FEWER_DECIMALS = 0.9999, 6  # of cosines in 26.x
+_SAME_DIRECTION = 0.99999  # of the older ones
+_ZERO_LENGTH = 2.220446049250313e-16
+_NUMBER = (bool, int, float)
+_NOTHING = (None, None, None, None)
+_ZEROS = (0.0, 0.0, 0.0, 0.0)
+
+
+# --- statistics
+
+
+def measure_statistics(pair: WrittenPair, numbers: OldNumbers | None = None) -> MeasuredPair:
+    """Subtract the statistics of two values, and keep the numbers of their tensors beside that."""
+    subject, reference = (value.statistics if value else _NOTHING for value in (pair.subject, pair.reference))
+    statistics = tuple(zip(subject, reference, strict=True))
+    if subject == reference and None not in subject and not pair.value.is_plain:
+        return MeasuredPair(pair, numbers, statistics, _ZEROS, _ZEROS)
+    differences = tuple(0.0 if _are_equal(*both) else difference_of(*both) for both in statistics)
+    relative = tuple(_relative(difference, other) for difference, other in zip(differences, reference, strict=True))
+    return MeasuredPair(pair, numbers, statistics, differences, relative)
+
+
+def _are_equal(subject: object, reference: object) -> bool:
+    return isinstance(subject, _NUMBER) and isinstance(reference, _NUMBER) and subject == reference
+
+
+def difference_of(subject: object, reference: object) -> float | None:
+    """Subtract two numbers; None where one is none, or the difference has no value."""
+    if not isinstance(subject, _NUMBER) or not isinstance(reference, _NUMBER):
+        return None
+    try:
+        difference = float(subject) - float(reference)
+    except OverflowError:
+        return None
+    return None if math.isnan(difference) else difference
+
+
+def _relative(difference: float | None, reference: float) -> float | None:
+    if not difference:
+        return difference
+    return abs(difference / reference) if reference else math.inf
+
+
+# --- tensors
+
+
+def measure_two(subject: TensorData, reference: TensorData, measured: TensorMeasurement | None = None) -> OldNumbers:
+    """Measure two tensors, whose measurement may be known from a comparison of the same dumps."""
+    shapes = subject.shape, reference.shape
+    if subject.shape != reference.shape:
+        return OldNumbers(shapes=shapes)
+    if subject.dtype.startswith("complex") != reference.dtype.startswith("complex"):
+        return OldNumbers(shapes=shapes, failure=f"One side is complex: {subject.dtype} and {reference.dtype}.")
+    found = measured or measure_tensors(subject, reference)
+    disagreeing = found.num_nan_disagree + found.num_inf_disagree
+    if disagreeing:
+        return OldNumbers(shapes=shapes, numel=found.numel, disagreeing=disagreeing)
+    at_zeros, num_finite = (0.0, found.numel) if found.equal else zeros_and_finite(subject, reference)
+    errors = OldNumbers(
+        shapes=shapes,
+        numel=found.numel,
+        max_abs=_rounded(_or_zero(found.max_abs)),
+        max_rel=_rounded(max(_or_zero(found.max_rel), at_zeros)),
+    )
+    return errors if found.numel < 2 else _with_directions(errors, found, num_finite)
+
+
+def _with_directions(errors: OldNumbers, found: TensorMeasurement, num_finite: int) -> OldNumbers:
+    """Add what a single number has not: cosine, Euclidean distance and shares."""
+    root = math.sqrt(found.numel)
+    zeros = found.rms_subject * root <= _ZERO_LENGTH, found.rms_reference * root <= _ZERO_LENGTH
+    own = found.cosine if isinstance(found.cosine, float) else None
+    full = (1.0 if all(zeros) else None) if any(zeros) else own
+    return replace(
+        errors,
+        zeros=zeros,
+        no_cosine="" if isinstance(found.cosine, float) else found.cosine.reason,
+        old_cosine=1.0 if full is not None and full > _SAME_DIRECTION else _rounded(full),
+        cosine=round(own, _FEWER_DECIMALS) if own is not None and own > _NEARLY_ONE else _rounded(full),
+        euclidean=_or_zero(found.rms_error) * math.sqrt(num_finite),
+        within_1e3=_share(found.within_1e3, found),
+        within_5e3=_share(found.within_5e3, found),
+    )
+
+
+def _share(share: Metric, found: TensorMeasurement) -> float | None:
+    return _rounded(share) if isinstance(share, float) else 1.0 if found.equal else None
+
+
+def _or_zero(metric: Metric) -> float:
+    return metric if isinstance(metric, float) else 0.0
+
+
+def _rounded(value: float | None) -> float | None:
+    """Twelve decimals; None for NaN."""
+    return None if value is None or math.isnan(value) else float(f"{value:.{_DECIMALS}f}")
+
+
+def zeros_and_finite(subject: TensorData, reference: TensorData) -> tuple[float, int]:
+    """The largest relative error at zeros of the reference, and the number of the subject's elements that are finite."""
+    if KERNEL is not None and subject.dtype == reference.dtype and subject.dtype in ("float64", "float32"):
+        ours, theirs, largest = flat_view(subject), flat_view(reference), ctypes.c_double()
+        sides = KINDS[subject.dtype], address_of(ours), address_of(theirs), math.prod(subject.shape)
+        num_finite = KERNEL.ulpscope_at_zeros(*sides, ctypes.addressof(largest))
+        return largest.value / _EPS, num_finite
+    return zeros_and_finite_by_numpy(subject, reference)
+
+
+def zeros_and_finite_by_numpy(subject: TensorData, reference: TensorData) -> tuple[float, int]:
+    """Look at the same in blocks, in any dtype."""
+    import numpy as np
+
+    from ulpscope.numerics.casting import as_bytes, real_dtype, reals, widen
+
+    ours, theirs = (reals(data.dtype, as_bytes(data)) for data in (subject, reference))
+    kinds = real_dtype(subject.dtype), real_dtype(reference.dtype)
+    largest, num_finite = 0.0, 0
+    for start in range(0, theirs.size, _BLOCK):
+        blocks = zip(kinds, (ours[start : start + _BLOCK], theirs[start : start + _BLOCK]), strict=True)
+        left, right = (block if block.dtype.name == kind else widen(kind, block) for kind, block in blocks)
+        finite, zeros = np.isfinite(left), right == 0
+        num_finite += int(np.count_nonzero(finite))
+        if zeros.any():
+            largest = max(largest, float(np.abs(left[finite & zeros].astype(np.float64)).max(initial=0.0)))
+    return largest / _EPS, num_finite
