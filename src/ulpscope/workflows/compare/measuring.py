@@ -73,11 +73,11 @@ class MeasuredStep:
         self.step = step
         runs = (subject, reference)
         recorded = [list(_sharing_stacks(run.records(rank, step), stacks)) for run in runs]
-        whole = [
+        ours, theirs = (
             with_ends_told(own, other) if run.is_complete(rank, step) else own
             for run, own, other in zip(runs, recorded, recorded[::-1], strict=True)
-        ]
-        self.pairs = with_makers_first(match_calls(*whole, mapping))
+        )
+        self.pairs = with_makers_first(match_calls(ours, theirs, mapping))
         self._read_subject = lambda content: subject.tensor(rank, step, content)
         self._read_reference = lambda content: reference.tensor(rank, step, content)
         self._known: dict[Hashable, tuple[tuple[int, ...], Measurement | Task[Measurement] | _Sums]] = {}
