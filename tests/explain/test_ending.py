@@ -81,3 +81,79 @@ def test_generators_that_differ_only_at_the_end_are_told(tmp_path: Path) -> None
     assert any("differ at the end of step 0" in headline and "torch" in headline for headline in told) or any(
         "drawn" in headline for headline in told
     )
+
+
+class Counter(nn.Module):
+    """Writes to a buffer in one of two programs, where no recorded call tells; a buffer with no other use."""
+
+    def __init__(self, raised: str = "") -> None:
+        super().__init__()
+        self.raised = raised
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("other", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.raised:
+            self.get_buffer(self.raised).data.numpy()[:] += 1
+        return self.linear(x)
+
+
+def count_up(path: Path, raised: str = "", *, draws: int = 0, level: Any = "api") -> Path:
+    torch.manual_seed(0)
+    model = Counter(raised)
+    with ulpscope.Capture(path, model, level=level, keep="tensors") as capture:
+        model(torch.ones(3, 4)).square().sum().backward()
+        torch.rand(draws)
+        capture.step()
+    return path
+
+
+@pytest.mark.parametrize("level", ["api", "module", "op"])
+@pytest.mark.parametrize("other", ["", "other"])
+def test_a_buffer_that_only_one_side_writes_to_is_a_fault(other: str, level: Any, tmp_path: Path) -> None:
+    """A run tells at the end of a step only what changed in it: what it does not tell stayed as it was."""
+    raising, other_run = count_up(tmp_path / "a", "seen", level=level), count_up(tmp_path / "b", other, level=level)
+    for sides in ((raising, other_run), (other_run, raising)):
+        (fault,) = faults(ulpscope.compare_runs(*sides))
+        assert (fault.kind, fault.phase) == ("parameters", "end")
+        assert any("leaves it as it was" in line for line in fault.evidence)
+
+
+def test_generators_that_only_one_side_uses_are_told(tmp_path: Path) -> None:
+    comparison = ulpscope.compare_runs(count_up(tmp_path / "a", draws=2), count_up(tmp_path / "b"))
+    assert any("differ at the end of step 0" in finding.headline for finding in comparison.findings if finding.kind == "rng")
+
+
+class Normalised(nn.Module):
+    """The bias before a normalisation has a gradient of pure rounding, by which Adam moves it a whole learning rate."""
+
+    def __init__(self, *, by_hand: bool) -> None:
+        super().__init__()
+        self.by_hand = by_hand
+        self.linear, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = (x[:, None] * self.linear.weight).sum(-1) + self.linear.bias if self.by_hand else self.linear(x)
+        out: torch.Tensor = self.norm(made)
+        return out
+
+
+def _trained(into: Path, *, by_hand: bool) -> Path:
+    torch.manual_seed(0)
+    model = Normalised(by_hand=by_hand)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    with ulpscope.Capture(into, model, optimizer=optimizer, keep="tensors") as capture:
+        for _ in range(3):
+            model(torch.randn(24, 16)).square().softmax(-1)[:, 0].mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            capture.step()
+    return into
+
+
+def test_what_an_honest_step_left_in_a_buffer_is_honest_at_the_start_of_the_next(tmp_path: Path) -> None:
+    comparison = ulpscope.compare_runs(_trained(tmp_path / "a", by_hand=True), _trained(tmp_path / "b", by_hand=False))
+    assert faults(comparison) == []
+    starts = [call for call in comparison.calls if call.pair.record.call.op == "state.parameters"]
+    assert [call.level for call in starts] == ["same", "rounding", "rounding"]

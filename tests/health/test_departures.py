@@ -110,6 +110,24 @@ def test_runs_that_share_their_weights_are_not_unrelated(references: dict[str, P
     assert (comparison.verdict, comparison.chance) == ("together", None)
 
 
+def test_few_gradients_of_unlike_sizes_that_agree_are_not_unrelated(tmp_path: Path) -> None:
+    """Standard errors from a half are far more for the large gradient than for the small ones, which is no spread by chance."""
+
+    def watched(side: str, noise: float) -> Path:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(72, 24), nn.ReLU(), nn.Linear(24, 4))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        with watch(net, optimizer, into=tmp_path / side, quiet=True):
+            for _ in range(20):
+                optimizer.zero_grad()
+                (net(torch.randn(16, 72) * (1 + noise)) - 1).square().mean().backward()
+                optimizer.step()
+        return tmp_path / side
+
+    comparison = compare_health(watched("subject", 1e-5), watched("reference", 0.0))
+    assert (comparison.verdict, comparison.chance) == ("together", None)
+
+
 def test_the_same_run_twice_is_the_same(references: dict[str, Path], tmp_path: Path) -> None:
     comparison = compare_health(train(tmp_path / "again"), references["adamw"])
     assert comparison.verdict == "same"

@@ -263,3 +263,44 @@ def test_what_is_lost_in_a_coarser_dtype_later_does_not_excuse_a_missing_call(tm
 
     [fault] = compare_runs(normed(tmp_path / "wrong", True), normed(tmp_path / "right", False)).faults
     assert (fault.kind, fault.call) == ("calls", "Tensor.detach.0")
+
+
+def _attention(into: Path, way: str) -> Path:
+    torch.manual_seed(0)
+    query, key, value = (nn.Linear(16, 16) for _ in range(3))
+    model = nn.ModuleList([query, key, value])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Capture(into, model=model, optimizer=optimizer, keep="tensors") as capture:
+        x = torch.randn(4, 6, 16)
+        ours, theirs, values = query(x), key(x), value(x)
+        if way == "scaled before":
+            mixed = torch.softmax((ours / 4) @ theirs.transpose(1, 2), -1)
+        else:
+            scores = ours @ theirs.transpose(1, 2) / (4 if way == "scaled after" else 4.001)
+            exponents = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+            mixed = exponents / exponents.sum(-1, keepdim=True)
+        (mixed @ values).square().mean().backward()
+        optimizer.step()
+        capture.step()
+    return into
+
+
+def test_terms_in_another_order_are_harmless_where_the_results_agree_by_values(tmp_path: Path) -> None:
+    """Scores are scaled before the product on one side and after it on the other: the product differs, and nothing made of it."""
+    comparison = compare_runs(_attention(tmp_path / "before", "scaled before"), _attention(tmp_path / "after", "scaled after"))
+    assert (comparison.faults, comparison.verdict) == ((), "rounding")
+    assert compare_runs(_attention(tmp_path / "other", "scaled otherwise"), tmp_path / "before").verdict == "diverges"
+
+
+def test_a_call_that_both_sides_have_hides_a_missing_one_and_excuses_it_not(tmp_path: Path) -> None:
+    def shares(into: Path, factor: float) -> Path:
+        torch.manual_seed(0)
+        with Capture(into, keep="tensors"):
+            x = torch.randn(4, 2) * 2
+            if factor != 1:
+                x = x * factor
+            (x.softmax(-1) > 0.2).float().mean()
+        return into
+
+    [fault] = compare_runs(shares(tmp_path / "wrong", 1.0001), shares(tmp_path / "right", 1.0)).faults
+    assert (fault.kind, fault.call) == ("calls", "Tensor.mul.1")

@@ -11,7 +11,7 @@ from ulpscope.explain.contributions import entered, is_beyond, made
 from ulpscope.explain.flow import Flows, value_in
 from ulpscope.explain.gaps import harmless_calls
 from ulpscope.explain.masking import values_of_another_mask
-from ulpscope.model import JudgedCall, JudgedSlot, RunInfo, Side
+from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, RunInfo, Side, TensorMeasurement
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.step_index import UNKNOWN, StepIndex
 
@@ -117,7 +117,7 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             continue
         if slot is not None:
             harmless = harmless_calls(calls) if harmless is None else harmless
-            if harmless[at] and made(call) and not is_first_call and not lone:
+            if harmless[at] and made(call) and not is_first_call and (not lone or _is_shown_by_values(slot, calls[at:])):
                 continue
             return Divergence(how="entered", call=call, slot=slot, lone=tuple(lone), is_first_call=is_first_call)
         if call.contribution == "contributed":
@@ -137,6 +137,21 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             return Divergence(how="contributed", call=call, slot=slot)
         is_first_call = is_first_call and not made(call)
     return None
+
+
+def _is_shown_by_values(differing: JudgedSlot, later: Sequence[JudgedCall]) -> bool:
+    """Whether what agrees later shows that a difference went away in calls that only one side has, as where two programs order alike terms
+    otherwise: by values, in no coarser dtype and in no call that both have, which may merely hide it."""
+    if any(call.contribution == "masked" for call in later):
+        return False
+    finest = max((dtype.eps for dtype in _floating(differing)), default=0.0)
+    agreeing = (slot for call in later for slot in call.slots if slot.verdict.level == "rounding")
+    return all(isinstance(slot.measurement, TensorMeasurement) and all(one.eps <= finest for one in _floating(slot)) for slot in agreeing)
+
+
+def _floating(slot: JudgedSlot) -> list[DType]:
+    names = [side.dtype for side in (slot.pair.subject, slot.pair.reference) if side is not None]
+    return [DTYPES[name] for name in names if name in DTYPES and DTYPES[name].is_floating]
 
 
 def _is_excused(slot: JudgedSlot, excused: set[str]) -> bool:

@@ -121,12 +121,24 @@ def _finding(view: StepView, call: JudgedCall, slot: JudgedSlot, own: list[Judge
     evidence = [
         difference_line(slot),
         f"it agrees at the start of the step, and so does what enters {f'module {module}' if module else 'the model'}",
+        *_left_alone(view, slot),
         f"{count(len(own), 'buffer')} of this kind: {listed(names)}",
         *_settings(view, module),
     ]
     what = f"{module or 'the model'} updates {slot.pair.slot.path[-1]}"
     advice = f"compare how {what} on both sides: its momentum, its mode, and code that writes to it"
     return replace(finding_at("fault", "parameters", headline, call, slot, evidence, advice), module=module)
+
+
+def _left_alone(view: StepView, slot: JudgedSlot) -> list[str]:
+    """Which side's buffer is at the end what it was at the start."""
+    starts = [one.pair for call in view.state("state.parameters") for one in call.slots if one.pair.slot == slot.pair.slot]
+    sides = (("subject", slot.pair.subject, starts[0].subject), ("reference", slot.pair.reference, starts[0].reference)) if starts else ()
+    return [
+        f"the {side} leaves it as it was"
+        for side, end, start in sides
+        if end is not None and start is not None and end.fingerprint and end.fingerprint == start.fingerprint
+    ]
 
 
 def _settings(view: StepView, module: str) -> list[str]:

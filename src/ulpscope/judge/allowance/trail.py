@@ -36,14 +36,14 @@ class Trail:
     """Grows with every judged call of a rank, in execution order; `begin_step` drops what later steps cannot meet again.
 
     `operands` is the format that a side's matrix products round to, where one was recognised, `bands` how far the reference is from a
-    repeat of itself. `drift` is the largest distance that calls
-    within their allowance reached. `honest` holds the values made by such calls, known by the fingerprints of both sides; `gradients`
-    what the honest contributions to the gradient of a value say of their sum; `apart` how far honest values are apart, by the
-    fingerprint of one side; `lone_terms` how large the gradients are that entered backward calls of one side only, by what was made of
-    them; `carried` the values that carry memory that nobody wrote to, or a choice that nothing determines, by that rule.
-    `behind` holds the values that need not agree, and why; `behind_anything` says so of every value, where one of them cannot be known
-    again. `clean_drift` is `drift` of the calls that no such value entered. `behind_memory` says so of
-    memory that was written to in place, and `made` holds what calls made and is not the same.
+    repeat of itself. `drift` is the largest distance that calls within their allowance reached. `honest` holds the values made by such
+    calls, known by the fingerprints of both sides; `gradients` what the honest contributions to the gradient of a value say of their sum;
+    `apart` how far honest values are apart, by the fingerprint of one side; `lone_terms` how large the gradients are that entered
+    backward calls of one side only, by what was made of them; `carried` the values that carry memory that nobody wrote to, or a choice
+    that nothing determines, by that rule. `behind` holds the values that need not agree, and why; `behind_anything` says so of every
+    value, where one of them cannot be known again. `clean_drift` is `drift` of the calls that no such value entered. `behind_memory` says
+    so of memory that was written to in place, and `made` holds what calls made and is not the same. `left` is what
+    stands in the records of a step's end.
     """
 
     operands: DType | None = None
@@ -54,6 +54,7 @@ class Trail:
     parameters: dict[tuple[int | str, ...], JudgedSlot] = field(default_factory=dict)
     forward: ForwardCalls[JudgedCall] = field(default_factory=ForwardCalls)
     optimized: dict[Slot, JudgedSlot] = field(default_factory=dict)
+    left: list[JudgedSlot] = field(default_factory=list)
     apart: dict[Hashable, float] = field(default_factory=dict)
     lone_terms: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
     lone_values: dict[Hashable, float] = field(default_factory=dict)
@@ -74,8 +75,10 @@ class Trail:
         stepped = [slot for slot in self.optimized.values() if slot.behind]
         self.behind = {key: slot.behind for slot in stepped if slot.behind and (key := values_key(slot.pair)) is not None}
         self.behind_anything = next((slot.behind for slot in stepped if values_key(slot.pair) is None), None)
-        self.honest = {key for slot in self.optimized.values() if (key := values_key(slot.pair)) and slot.verdict.level == "rounding"}
+        before = [*self.optimized.values(), *self.left]
+        self.honest = {key for slot in before if (key := values_key(slot.pair)) and slot.verdict.level == "rounding"}
         self.optimized = self.optimized if self.is_continued else {}
+        self.left.clear()
         self.behind_memory = None
         self.made.clear()
         self.apart.clear()
@@ -220,6 +223,8 @@ class Trail:
             self.forward.add(record, judged)
         elif record.phase == "backward":
             self._add_gradients(made, self.forward_of(record))
+        elif record.phase == "end":
+            self.left += made
         elif record.phase == "optimizer":
             self.optimized |= {slot.pair.slot: slot for slot in made}
 

@@ -85,10 +85,25 @@ def chance_agreement(pair: SeriesPair) -> float | None:
 
 
 def _is_chance(shares: Any, counts: Any) -> bool:
-    """Whether the shares of equal signs are no farther from a half than those of independent gradients."""
-    errors = ((shares - 0.5) * 2 * np.sqrt(counts))[~np.isnan(shares)]
-    spread = max(1.0, float(errors.std(ddof=1))) if errors.size > 1 else 1.0
-    return bool(abs(float(errors.mean())) * np.sqrt(errors.size) <= LIMITS["chance"].value * spread)
+    """Whether the shares of equal signs are no farther from a half than those of independent gradients, in errors and as they are.
+
+    Where gradients agree, large ones are far more standard errors from a half than small ones, which is no spread by chance.
+    """
+    known = ~np.isnan(shares)
+    off, expected = shares[known] - 0.5, 0.5 / np.sqrt(counts[known])
+    return _is_near_zero(off / expected, 1.0) and _is_near_zero(off, float(np.sqrt(np.square(expected).mean())))
+
+
+def _is_near_zero(values: Any, least: float) -> bool:
+    """Whether the mean of independent values is as near to zero as their spread allows, which is no smaller than `least`.
+
+    The spread of a few values is itself a guess: the limit is wider for them, as the quantiles of Student's t are (to first order).
+    """
+    limit, freedom = LIMITS["chance"].value, values.size - 1
+    found = float(values.std(ddof=1)) if freedom else 0.0
+    if found > least:
+        limit *= 1 + (limit**2 + 1) / (4 * freedom)
+    return bool(abs(float(values.mean())) * np.sqrt(values.size) <= limit * max(found, least))
 
 
 _EXACT: tuple[Signal, ...] = ("setting", "finiteness", "repetition", "presence", "stillness")

@@ -63,6 +63,7 @@ def _compared(
         flipped = moves.num_flipped(slot, other, exact[slot])
         return SlotReplay(slot=slot, dtype=coarsest.name, numel=made.numel(), max_ratio=0.0, rms_ratio=0.0, num_flipped=flipped)
     largest = float(torch.finfo(made.dtype).max) if is_floating(made) else math.inf
+    other = _overflowing(other, largest)
     found = ratios(_real(other), Evidence(exact=_real(exact[slot])), coarsest, largest)
     if found.max_ratio > _CLEAR or found.num_nonfinite:
         found = _with_conditioning(slot, other, exact, coarsest, largest, moves)
@@ -77,6 +78,13 @@ def _compared(
         num_nonfinite=found.num_nonfinite,
         error=found.error,
     )
+
+
+def _overflowing(values: torch.Tensor, largest: float) -> torch.Tensor:
+    """Float64 values as the dtype of the result could hold them: beyond its largest number they are infinite, as the exact ones count."""
+    if not math.isfinite(largest) or values.is_complex() or not bool((values.abs() > largest).any()):
+        return values
+    return values.masked_fill(values > largest, math.inf).masked_fill(values < -largest, -math.inf)
 
 
 def _with_conditioning(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from ulpscope.match import Mapping, match_calls, with_makers_first
+from ulpscope.match import Mapping, match_calls, with_ends_told, with_makers_first
 from ulpscope.measure import measure_slot, measure_sums, with_shape
 from ulpscope.model import CallRecord, Frame, Measurement, Pair, Run, SlotPair, TensorMeasurement, TensorRecord
 from ulpscope.model.step_index import StepIndex
@@ -75,7 +75,12 @@ class MeasuredStep:
     ) -> None:
         self.rank = rank
         self.step = step
-        self.subject, self.reference = (StepIndex.of(_sharing_stacks(run.records(rank, step), stacks)) for run in (subject, reference))
+        runs = (subject, reference)
+        recorded = [list(_sharing_stacks(run.records(rank, step), stacks)) for run in runs]
+        self.subject, self.reference = (
+            StepIndex.of(with_ends_told(own, other) if run.is_complete(rank, step) else own)
+            for run, own, other in zip(runs, recorded, recorded[::-1], strict=True)
+        )
         self.pairs = with_makers_first(match_calls(self.subject, self.reference, mapping))
         self._read_subject = lambda content: subject.tensor(rank, step, content)
         self._read_reference = lambda content: reference.tensor(rank, step, content)
