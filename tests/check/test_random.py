@@ -17,13 +17,15 @@ from ulpscope import Capture, open_run
 from ulpscope.judge import threshold
 from ulpscope.model import Slot
 from ulpscope.model.check.checks import Check
-from ulpscope.replay import Program, forward_program, is_random
-from ulpscope.replay.draws.chance import apart_as_samples, share_surprise, standard_errors, sum_surprise
+from ulpscope.replay import Program, backward_program, forward_program, is_random, recorded_results
+from ulpscope.replay.draws.chance import IMPOSSIBLE, apart_as_samples, share_surprise, standard_errors, sum_surprise
 from ulpscope.replay.draws.expected import surprises
+from ulpscope.replay.draws.pooling import Pooled
 from ulpscope.workflows.check.checking import check_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:dropout")
 OUTPUT = Slot("output", (0,))
+PHASES = ("forward", "backward")
 
 
 def _leaf(*shape: int) -> torch.Tensor:
@@ -176,6 +178,123 @@ def test_a_wrong_draw_is_seen(tmp_path: Path, place: int) -> None:
     if reason:
         assert standard_errors(size) > limit
         assert reason in told
+
+
+# ------------------------------------------------------------------------------------------------------------- fractional pooling
+
+
+def _pools() -> torch.Tensor:
+    x = torch.randn(2, 3, 9, 8, requires_grad=True)
+    y = torch.randn(4, 7, 6, 8, requires_grad=True)
+    made = [
+        F.fractional_max_pool2d(x, 2, output_size=(4, 5)),
+        F.fractional_max_pool2d(x, (3, 2), output_ratio=(0.5, 0.7), return_indices=True)[0],
+        F.fractional_max_pool2d(x.relu(), 3, output_size=(5, 1)),  # equal zeros: which one was taken is open
+        F.fractional_max_pool2d(x[0].bfloat16(), 2, output_size=(6, 6)),
+        F.fractional_max_pool2d(x[:, :, :2, :2], 2, output_size=1),
+        F.fractional_max_pool3d(y, 2, output_size=(3, 4, 5), return_indices=True)[0],
+        F.fractional_max_pool3d(y[None].half(), (1, 2, 3), output_size=3),
+    ]
+    return torch.stack([one.float().square().sum() for one in made])
+
+
+@pytest.mark.parametrize("keep", ["tensors", "statistics"])
+def test_an_honest_fractional_pooling_passes_forward_and_backward(tmp_path: Path, keep: str) -> None:
+    for seed in range(5):
+        check = _checked(tmp_path / f"run{seed}", _pools, seed, keep)
+        assert [(str(call.call), call.phase, call.reason) for call in check.calls if call.status != "passed"] == []
+        assert Counter(call.phase for call in check.calls if call.is_random and "pool" in str(call.call)) == {"forward": 7, "backward": 7}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_every_draw_of_a_fractional_pooling_is_explained_and_no_other_start_is(dtype: torch.dtype) -> None:
+    """Also where the number drawn is next to one at which a start changes, and where places are rounded to few digits."""
+    values = torch.randperm(2 * 40, generator=torch.Generator().manual_seed(0)).reshape(2, 1, 40).to(dtype)
+    for regions in (2, 5, 13, 27):
+        last, draws = 40 - 3, torch.arange(1024) / 1024
+        near = (torch.arange(last + 1) * (regions - 1) / last).frac()
+        for drawn in torch.cat([draws[::37], near]).to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2).tolist():
+            samples = torch.full((1, 2, 2), drawn, dtype=dtype)
+            result, places = F.fractional_max_pool2d(values, (1, 3), (1, regions), return_indices=True, _random_samples=samples)
+            assert Pooled.of(values, (1, 3), result.shape, 2).num_unexplained(result, places) == 0
+    result = F.max_pool2d(values, (1, 3), (1, 1))[..., :5]  # the starts 0, 1, 2, 3, 4
+    assert Pooled.of(values, (1, 3), result.shape, 2).num_unexplained(result) == 2
+
+
+def _gradient_moved(gradient: torch.Tensor) -> torch.Tensor:
+    moved = gradient.clone().flatten()
+    taken = int(moved.abs().argmax())
+    moved[taken], moved[taken - 1 if taken else 1] = 0.0, moved[taken] + moved[taken - 1 if taken else 1]
+    return moved.view_as(gradient)
+
+
+def _one(values: torch.Tensor, place: int, value: Any) -> torch.Tensor:
+    spoilt = values.clone()
+    spoilt.view(-1)[place] = value
+    return spoilt
+
+
+_POOL_FAULTS: dict[str, tuple[str, Slot, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "wrong element": ("forward", OUTPUT, lambda y: _one(y, 3, float(y.min()) - 1)),
+    "element of another plane": ("forward", OUTPUT, lambda y: y.flip(1)),
+    "another step in one row": ("forward", OUTPUT, lambda y: torch.cat([y[..., :1, :].roll(1, -1), y[..., 1:, :]], -2)),
+    "wrong index": ("forward", Slot("output", (1,)), lambda y: _one(y, 3, (int(y.view(-1)[3]) + 1) % 72)),
+    "index of nothing": ("forward", Slot("output", (1,)), lambda y: _one(y, 0, -1)),
+    "gradient at the wrong place": ("backward", OUTPUT, _gradient_moved),
+    "half of a gradient": ("backward", OUTPUT, lambda y: y / 2),
+    "gradient lost": ("backward", OUTPUT, lambda y: _one(y, int(y.abs().argmax()), 0.0)),
+    "NaN in a gradient": ("backward", OUTPUT, lambda y: _one(y, 5, float("nan"))),
+}
+
+
+@pytest.mark.parametrize("return_indices", [False, True])
+@pytest.mark.parametrize("fault", _POOL_FAULTS)
+def test_a_wrong_fractional_pooling_is_seen(tmp_path: Path, fault: str, return_indices: bool) -> None:
+    """As the device makes it now, and as it was recorded: either is told of the results of its own forward call."""
+    phase, slot, spoil = _POOL_FAULTS[fault]
+    if slot.path == (1,) and not return_indices:
+        return
+    torch.manual_seed(0)
+    with Capture(tmp_path / "run", keep="tensors") as capture:
+        made = F.fractional_max_pool2d(torch.randn(2, 3, 9, 8, requires_grad=True), 2, output_size=(4, 5), return_indices=return_indices)
+        ((made[0] if return_indices else made) * torch.randn(2, 3, 4, 5)).sum().backward()
+        capture.step()
+    run = open_run(tmp_path / "run")
+    forward, backward = (next(one for one in run.records(0, 0) if one.phase == part and "pool" in str(one.call)) for part in PHASES)
+
+    def read(content: str) -> Any:
+        return run.tensor(0, 0, content)
+
+    program = forward_program(forward, read) if phase == "forward" else backward_program(forward, backward, read)
+    recorded = recorded_results(forward if phase == "forward" else backward, read)
+    now, before = program(program.inputs), forward_program(forward, read)
+    assert is_random(program)
+    for values, options in ((recorded, {"is_recorded": True}), (now, {"before": before(before.inputs)})):
+        assert {told for told, _ in surprises(program, values, **options).values()} == {0.0}
+        spoilt = {**values, slot: spoil(values[slot])}
+        assert surprises(program, spoilt, **options)[slot][0] == IMPOSSIBLE
+
+
+def test_a_gradient_that_halves_itself_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is told what it drew itself: the forward call is run once more from the same state of its generator."""
+
+    class Halving(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+            return values.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] / 2
+
+    torch.manual_seed(0)
+    with Capture(tmp_path / "run", keep="tensors") as capture:
+        F.fractional_max_pool2d(torch.randn(1, 2, 9, 8, requires_grad=True), 2, output_size=(4, 5)).square().sum().backward()
+        capture.step()
+    honest = torch._C._nn.fractional_max_pool2d
+    monkeypatch.setattr(torch._C._nn, "fractional_max_pool2d", lambda x, *rest: honest(Halving.apply(x), *rest))
+    [failed] = check_run(tmp_path / "run", isolated=False).failures
+    assert (failed.phase, "cpu gives" in failed.reason, "other gradients" in failed.reason) == ("backward", True, True)
 
 
 def test_no_bound_is_crossed_more_often_than_it_says() -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ulpscope.judge.replayed import multiple_of
@@ -176,11 +177,23 @@ def test_layer_norm_of_one_element_is_wrong_in_this_torch() -> None:
     assert (found.native_ratio or 0) > MAX
 
 
+class _Filled(TorchDispatchMode):
+    """Memory that nobody has written to holds 7, and not by luck what stood there before."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found.fill_(7.0) if func in (torch.ops.aten.empty_like.default, torch.ops.aten.empty.memory_format) else found
+
+
 def test_rrelu_under_checkpoint_is_wrong_in_this_torch() -> None:
-    """pytorch#193671: the slopes are saved before they are drawn, so the gradient is that of other numbers."""
+    """pytorch#193671: the slopes are saved before they are drawn, so the gradient is that of other numbers.
+
+    A checkpoint computes again what backward needs and stops at the last tensor that is saved: here the slopes, as memory that nobody
+    has written to. The allocator may hand out just where the slopes of the forward call stood, and the gradient is right by luck.
+    """
     values, gradient = _normal(256), torch.ones(256)
     leaf = values.clone().requires_grad_()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _Filled():
         torch.manual_seed(0)
         result = checkpoint(lambda x: F.rrelu(x, 0.1, 0.9, training=True), leaf, use_reentrant=False)
         recorded = torch.autograd.grad(result, leaf, gradient)[0]

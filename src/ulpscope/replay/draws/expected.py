@@ -2,8 +2,9 @@
 """What can be said of a call that draws random numbers: not its values, but whether they are of the distribution that it was asked for.
 
 What is certain is asked of each element: what a dropout keeps it scales by 1 / (1 - p), a permutation names each number once, a category
-of probability 0 is never drawn. What is chance is asked of all elements together, by bounds that an honest draw crosses in less than one
-of 4e13 cases (`chance`). Fills, whose elements are drawn alike, are held against draws of the CPU.
+of probability 0 is never drawn, a fractional pooling gives maxima of regions that some draw makes (`pooling`). What is chance is asked of
+all elements together, by bounds that an honest draw crosses in less than one of 4e13 cases (`chance`). Fills, whose elements are drawn
+alike, are held against draws of the CPU.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from ulpscope.model.operations.randomness import silenced
 from ulpscope.replay.calls.arguments import Decoding, decode_arguments, read_tensor
 from ulpscope.replay.calls.evaluate import _Backward, _Forward
 from ulpscope.replay.draws.chance import IMPOSSIBLE, apart_as_samples, share_surprise, sum_surprise, worst_of
+from ulpscope.replay.draws.pooling import Pooled, Scattered
 from ulpscope.replay.program import NotReplayable, Program
 
-__all__ = ["Surprise", "surprises", "without_draws"]
+__all__ = ["Surprise", "drawing_before", "surprises", "without_draws"]
 
 Tensors = Mapping[Slot, torch.Tensor]
 Surprise = tuple[float, str]
@@ -46,6 +48,7 @@ _DROPOUTS = frozenset(
     dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout native_dropout _fused_dropout
     """.split()
 )
+_POOLINGS = ("fractional_max_pool2d", "fractional_max_pool3d")
 _ALPHA = -1.7580993408473766
 """What alpha dropout puts for what it drops, before it scales: SELU's value far below zero."""
 
@@ -58,13 +61,20 @@ def without_draws(program: Program) -> Program | None:
     return None if arguments is None else replace(program, call=replace(program.call, arguments=arguments))
 
 
-def surprises(program: Program, made: Tensors, *, is_recorded: bool = False) -> dict[Slot, Surprise]:
+def drawing_before(program: Program) -> Program | None:
+    """The forward call of a gradient that says little without what its forward call drew; None for any other."""
+    is_told = isinstance(program, _Backward) and program.call.record.call.short.startswith(_POOLINGS)
+    return _Forward(program.call, program.read) if isinstance(program, _Backward) and is_told else None
+
+
+def surprises(program: Program, made: Tensors, *, is_recorded: bool = False, before: Tensors | None = None) -> dict[Slot, Surprise]:
     """Every result that something can be said of; NotReplayable where the distribution of none of them is known.
 
     `is_recorded` says that `made` is what was recorded beside the inputs of `program`, and not drawn now: a gradient that was recorded
-    knows what its forward call dropped (after a relu it is 0 there).
+    knows what its forward call dropped (after a relu it is 0 there). `before` is what the forward call of a gradient made from the same
+    draw, where it is not recorded.
     """
-    draw = replace(_Draw.of(program), is_recorded=is_recorded)
+    draw = replace(_Draw.of(program), is_recorded=is_recorded, made=made, before=before)
     judge = _judge_of(draw)
     if judge is None:
         raise NotReplayable("it draws random numbers of a distribution that is not known here")
@@ -82,6 +92,8 @@ class _Draw:
     args: list[Any]
     kwargs: dict[str, Any]
     is_recorded: bool = False
+    made: Tensors = field(default_factory=dict)
+    before: Tensors | None = None
 
     @classmethod
     def of(cls, program: Program) -> _Draw:
@@ -116,8 +128,14 @@ class _Draw:
     @property
     def drawn_before(self) -> torch.Tensor | None:
         """What the forward call of a recorded gradient made; None where that was not kept."""
-        results = {slot.slot: slot for slot in self.program.call.record.slots if slot.slot.is_output or slot.slot.role == "mutated"}
-        found = results.get(Slot("output", (0,))) or results.get(Slot("mutated", (0,)))
+        return self.made_before(Slot("output", (0,)), Slot("mutated", (0,)))
+
+    def made_before(self, *slots: Slot) -> torch.Tensor | None:
+        """The first of these results that the forward call of a gradient has; None where it was not kept."""
+        if self.before is not None or not self.is_recorded:
+            return next((self.before[slot] for slot in slots if slot in self.before), None) if self.before is not None else None
+        results = {record.slot: record for record in self.program.call.record.slots}
+        found = next((results[slot] for slot in slots if slot in results), None)
         return None if found is None or found.content is None else read_tensor(found, self.program.read)
 
     def argument(self, name: str, place: int, default: Any = None) -> Any:
@@ -157,6 +175,8 @@ def _judge_of(draw: _Draw) -> _Judge | None:
         return _leaked
     if name == "gumbel_softmax":
         return _softened_backward if draw.is_backward else _softened
+    if name.startswith(_POOLINGS):
+        return _scattered if draw.is_backward else _pooled
     if draw.is_backward:
         return None
     if name == "bernoulli" and (draw.name != "bernoulli_" or draw.has_tensor(("p", 1))):
@@ -368,6 +388,38 @@ def _permuted(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
         return None
     is_whole = torch.equal(value.to(torch.int64).sort().values, torch.arange(value.numel()))
     return (0.0, "") if is_whole else (IMPOSSIBLE, "does not name each number once")
+
+
+# ------------------------------------------------------------------------------------------------------------- regions
+
+_VALUES, _INDICES = Slot("output", (0,)), Slot("output", (1,))
+
+
+def _pooled(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """Maxima of regions that one draw for each plane makes, and where they stand."""
+    pooled = _pooling(draw, value.shape)
+    if slot == _VALUES:
+        wrong, text = pooled.num_unexplained(value), "gives no maxima of regions that a draw makes"
+    elif slot == _INDICES:
+        results = draw.made.get(_VALUES)
+        results = results if results is not None and results.shape == value.shape else None
+        wrong, text = pooled.num_unexplained(results, value), "names other places than those of its maxima"
+    else:
+        return None
+    return (IMPOSSIBLE, f"{text} in {wrong} of {pooled.num_planes} planes") if wrong else (0.0, "")
+
+
+def _scattered(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
+    """What enters for a region goes to the place of its maximum: the forward call knows which one that was."""
+    entered, results, indices = draw.entered, draw.made_before(_VALUES), draw.made_before(_INDICES)
+    if entered is None or results is None or results.shape != entered.shape or value.shape != draw.first.shape:
+        return None
+    wrong = Scattered(_pooling(draw, results.shape), results, indices, entered).num_wrong(value)
+    return (IMPOSSIBLE, f"gives {wrong} places other gradients than those of their regions") if wrong else (0.0, "")
+
+
+def _pooling(draw: _Draw, result: torch.Size) -> Pooled:
+    return Pooled.of(draw.first, draw.argument("kernel_size", 1), result, 3 if "3d" in draw.name else 2)
 
 
 # ------------------------------------------------------------------------------------------------------------- slopes and softmaxes

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ulpscope.replay.formulas.grouped import grouped_product
+from ulpscope.replay.formulas.sampling import sampled, sampled_backward
 from ulpscope.replay.formulas.summation import accumulator_of, one_by_one, product, running, scattered
 
 __all__ = ["Decomposed", "Traced", "is_composite", "is_movement", "is_normwise", "separate_kernels"]
@@ -72,6 +73,8 @@ class Traced(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _CERTAIN = frozenset("add sub rsub mul div neg sqrt".split())
 """What IEEE 754 rounds correctly; and the sum of one term."""
+_EXACT = frozenset("abs amax amin ceil copysign floor fmax fmin fmod maximum minimum neg round sign trunc".split())
+"""What every format of the operands holds, so that nothing is rounded in any: a choice among them, and whole numbers below them."""
 
 
 class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -121,7 +124,8 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What torch's reference does with tensors of one dtype, without its ceremony: one primitive of that name, and no cast."""
         wide = tuple(_widen(one) for one in args)
         if name != "sum":
-            return self._rounded(self._primitive(func, name, wide, {}, accumulator_of(target)), target, is_certain=name in _CERTAIN)
+            found = self._primitive(func, name, wide, {}, accumulator_of(target))
+            return found.to(target) if name in _EXACT else self._rounded(found, target, is_certain=name in _CERTAIN)
         values, dims, *keeps = (*wide, None)
         dims = [one % values.dim() for one in dims or ()] or list(range(values.dim()))
         total = self._primitive(torch.ops.prims.sum.default, name, (values, dims), {}, accumulator_of(target))
@@ -136,6 +140,8 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wide_args, wide_kwargs = tree_map(_widen, (args, kwargs))
         accumulator = target if name in _SCATTERED else accumulator_of(target)
         results = self._primitive(func, name, wide_args, wide_kwargs, accumulator)
+        if name in _EXACT:
+            return tree_map(lambda one: one.to(target) if isinstance(one, torch.Tensor) and one.dtype == torch.float64 else one, results)
         is_certain = name in _CERTAIN or (name == "sum" and isinstance(results, torch.Tensor) and results.numel() == args[0].numel())
         return tree_map(
             lambda one: (
@@ -303,6 +309,10 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "upsample_linear1d_backward": _interpolated_backward(torch.ops.aten.upsample_linear1d.default),
     "upsample_bilinear2d_backward": _interpolated_backward(torch.ops.aten.upsample_bilinear2d.default),
     "upsample_bicubic2d_backward": _interpolated_backward(torch.ops.aten.upsample_bicubic2d.default),
+    "grid_sampler_2d": sampled,
+    "grid_sampler_3d": sampled,
+    "grid_sampler_2d_backward": sampled_backward,
+    "grid_sampler_3d_backward": sampled_backward,
     "_grouped_mm": grouped_product,
     "embedding_dense_backward": _embedding_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _flash_attention,

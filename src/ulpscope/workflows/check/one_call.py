@@ -36,7 +36,7 @@ from ulpscope.replay.calls.devices import DeviceLost, has_own_kernel, run_on_dev
 from ulpscope.replay.calls.generating import Generated, Planted
 from ulpscope.replay.calls.joined import joined
 from ulpscope.replay.draws.chance import standard_errors
-from ulpscope.replay.draws.expected import surprises, without_draws
+from ulpscope.replay.draws.expected import drawing_before, surprises, without_draws
 from ulpscope.replay.program import Reader
 from ulpscope.replay.yardstick.independent import second_opinions
 from ulpscope.store.foreign.checker import UNRECORDED
@@ -285,13 +285,24 @@ def _drawn_slots(prepared: _Prepared, made: Tensors, device: str) -> tuple[Check
     roles: tuple[tuple[CheckRole, Tensors], ...] = (("device", made), ("recorded", prepared.recorded))
     for role, values in roles:
         known = {slot: value for slot, value in values.items() if slot in made and value.shape == made[slot].shape}
-        told = surprises(prepared.program, known, is_recorded=role == "recorded") if known else {}
+        is_recorded = role == "recorded"
+        forward = None if is_recorded else _drawn_alike(prepared.program, made, device)
+        told = surprises(prepared.program, known, is_recorded=is_recorded, before=forward) if known else {}
         for slot, (surprise, reason) in told.items():
             drawn = DrawnSlot(distance=standard_errors(surprise), reason=reason, role=role)
             before = found[slot].drawn if slot in found else None
             if before is None or drawn.distance > before.distance:
                 found[slot] = replace(_slot(slot, known[slot], None, None, None), drawn=drawn)
     return tuple(judge_checked(slot, device) for slot in found.values())
+
+
+def _drawn_alike(program: Program, made: Tensors, device: str) -> Tensors | None:
+    """What the forward call of a gradient makes of the same draw; None where the device does not draw the same again."""
+    forward = drawing_before(program)
+    if forward is None:
+        return None
+    before, again = run_on_device(forward, device), run_on_device(program, device)
+    return before if all(slot in again and _is_equal(again[slot], value) for slot, value in made.items()) else None
 
 
 def _slot(
