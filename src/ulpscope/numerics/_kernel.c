@@ -3,7 +3,7 @@
  * The compiled passes of ulpscope.numerics: statistics and fingerprint of one tensor, the difference of two, the elements of a view, many
  * differences of tensors that lie in files, and the numbers of a file of frames.
  *
- * Policy. A plain shared library called through ctypes: no Python API, no global state, no threads of its own; what a call allocates it frees. One pass over
+ * Policy. A plain shared library called through ctypes: no Python API, no global state, no threads of its own, no allocation. One pass over
  * memory in blocks that fit the first-level cache; within a block each quantity has a loop of its own that vectorises.
  * The passes are compiled once for each instruction set and chosen at run time. The number of lanes of a floating sum is
  * the same in each of them, and multiply-adds are fused only where the product is exact, so every CPU gives the same bits.
@@ -270,10 +270,6 @@ static void append(struct summary *out, const struct summary *part, size_t words
 #if (defined(__unix__) || defined(__APPLE__)) && defined(__SIZEOF_INT128__)
 #define ULPSCOPE_FILES
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -371,7 +367,7 @@ static int level(void) { return 0; }
 #endif
 
 /* That of VERSION in kernel.py: goes up with every change of a result or a signature, so that a library left over from an older source is not used. */
-EXPORT int ulpscope_version(void) { return 6; }
+EXPORT int ulpscope_version(void) { return 7; }
 
 /* The best instruction set that this CPU has: 0 plain, 1 AVX2, 2 AVX-512. A `target` below means one of these, or -1 for the best. */
 EXPORT int ulpscope_level(void) { return level(); }
@@ -990,182 +986,6 @@ EXPORT int ulpscope_compare_kept(struct units *all, int64_t wanted, void *scratc
     }
     restore(before);
     return wanted < 0 || all->units[wanted].state == COMPARED;
-}
-
-/* The tensors of two steps, paired in the order in which each was kept: a guess at what will be compared. Whatever is not as expected ends
- * it; nothing here is more than a guess, since the hash of what is read tells whether it is what was meant. */
-
-enum { JOURNAL_PART = 1 << 18, FRAME_HEAD = 8, MOST_SHARDS = 16, SHORTEST = 241 };
-
-/* The beginning of a journal, and the files of its folder that were opened. */
-struct journal {
-    const char *folder;
-    const uint8_t *next, *end;
-    int64_t *files;
-    uint64_t sizes[MOST_SHARDS];
-};
-
-/* A tensor as a journal lists it. */
-struct listed {
-    struct kept kept;
-    uint64_t shard;
-    size_t kind;
-};
-
-/* Each takes something of MessagePack from `p` and says whether it was there, before `end`. */
-static int take_number(const uint8_t **p, const uint8_t *end, uint64_t *number) {
-    if (*p >= end)
-        return 0;
-    const uint8_t first = *(*p)++;
-    *number = first;
-    if (first < 0x80)
-        return 1;
-    if (first < 0xcc || first > 0xcf || (size_t)(end - *p) < (size_t)1 << (first - 0xcc))
-        return 0;
-    *number = 0;
-    for (size_t i = 0; i < (size_t)1 << (first - 0xcc); i++)
-        *number = *number << 8 | *(*p)++;
-    return 1;
-}
-
-static int take_text(const uint8_t **p, const uint8_t *end, const uint8_t **text, size_t *length) {
-    if (end - *p < 2)
-        return 0;
-    const uint8_t first = *(*p)++;
-    if (first == 0xd9)
-        *length = *(*p)++;
-    else if (first >> 5 == 5)
-        *length = first & 31;
-    else
-        return 0;
-    *text = *p;
-    *p += *length <= (size_t)(end - *p) ? *length : 0;
-    return *text + *length == *p;
-}
-
-static int take_hash(const uint8_t **p, const uint8_t *end, struct kept *kept) {
-    const uint8_t *text;
-    size_t length;
-    if (!take_text(p, end, &text, &length) || length != 32)
-        return 0;
-    uint64_t words[2] = {0, 0};
-    for (size_t i = 0; i < 32; i++) {
-        const uint8_t digit = text[i];
-        if (!(digit >= '0' && digit <= '9') && !(digit >= 'a' && digit <= 'f'))
-            return 0;
-        words[i / 16] = words[i / 16] << 4 | (uint64_t)(digit <= '9' ? digit - '0' : digit - 'a' + 10);
-    }
-    kept->high = words[0];
-    kept->low = words[1];
-    return 1;
-}
-
-static int take_kind(const uint8_t **p, const uint8_t *end, size_t *kind) {
-    static const char *const names[] = {"float64", "float32", "float16", "bfloat16", "int64",
-                                        "int32",   "int16",   "uint64",  "uint32",   "uint16"};
-    const uint8_t *text;
-    size_t length;
-    if (!take_text(p, end, &text, &length))
-        return 0;
-    for (*kind = 0; *kind < CODES; ++*kind)
-        if (strlen(names[*kind]) == length && !memcmp(names[*kind], text, length))
-            break;
-    return 1;
-}
-
-static int take_shape(const uint8_t **p, const uint8_t *end) {
-    uint64_t extent;
-    if (*p >= end || **p >> 4 != 9)
-        return 0;
-    for (size_t left = *(*p)++ & 15; left; left--)
-        if (!take_number(p, end, &extent))
-            return 0;
-    return 1;
-}
-
-static int take_tensor(const uint8_t *p, const uint8_t *end, struct listed *found) {
-    return take_hash(&p, end, &found->kept) && take_kind(&p, end, &found->kind) && take_shape(&p, end) &&
-           take_number(&p, end, &found->shard) && take_number(&p, end, &found->kept.offset) && take_number(&p, end, &found->kept.length);
-}
-
-/* The next tensor that a journal lists; frames of another kind are passed over. */
-static int next_listed(struct journal *journal, struct listed *found) {
-    while (journal->end - journal->next > FRAME_HEAD) {
-        const uint8_t *body = journal->next + FRAME_HEAD;
-        uint32_t length;
-        memcpy(&length, journal->next, sizeof length);
-        if (length < 2 || length > (size_t)(journal->end - body))
-            return 0;
-        journal->next = body + length;
-        if (body[0] == 0x97 && body[1] == 4)
-            return take_tensor(body + 2, body + length, found);
-    }
-    return 0;
-}
-
-/* Opens the file that a tensor lies in, and makes sure that it does. */
-static int open_kept(struct journal *journal, struct listed *found) {
-    if (found->shard >= MOST_SHARDS)
-        return 0;
-    int64_t *fd = &journal->files[found->shard];
-    if (*fd < 0) {
-        char path[4096];
-        struct stat status;
-        const int length = snprintf(path, sizeof path, "%s/tensors-%04u.safetensors", journal->folder, (unsigned)found->shard);
-        if (length < 0 || (size_t)length >= sizeof path || (*fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC)) < 0)
-            return 0;
-        if (fstat((int)*fd, &status) || !S_ISREG(status.st_mode))
-            return 0;
-        journal->sizes[found->shard] = (uint64_t)status.st_size;
-    }
-    found->kept.fd = *fd;
-    return found->kept.length <= journal->sizes[found->shard] && found->kept.offset <= journal->sizes[found->shard] - found->kept.length;
-}
-
-/* Reads the beginning of a journal into a room of JOURNAL_PART bytes. */
-static int open_journal(struct journal *journal, const char *folder, int64_t *files, uint8_t *room) {
-    char path[4096];
-    const int length = snprintf(path, sizeof path, "%s/tensors.journal", folder);
-    if (length < 0 || (size_t)length >= sizeof path)
-        return 0;
-    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    const ssize_t size = pread(fd, room, JOURNAL_PART, 0);
-    close(fd);
-    *journal = (struct journal){folder, room, room + (size > 0 ? size : 0), files, {0}};
-    return size > 0;
-}
-
-static int is_worth_comparing(const struct listed sides[2]) {
-    const struct kept *ours = &sides[0].kept, *theirs = &sides[1].kept;
-    return sides[0].kind != CODES && sides[0].kind == sides[1].kind && ours->length == theirs->length && ours->length >= SHORTEST &&
-           ours->length % SIZE[sides[0].kind] == 0 && (ours->high != theirs->high || ours->low != theirs->low);
-}
-
-/* Fills in units, `most` at most, with one view each, from the folders of two steps. `files` are two times MOST_SHARDS descriptors, -1 where
- * none is open; the caller closes them. Returns how many units there are. */
-EXPORT int64_t ulpscope_guess(const char *subject, const char *reference, struct unit *units, struct view *views, uint64_t most,
-                              int64_t *files) {
-    struct journal journals[2];
-    struct listed sides[2];
-    uint64_t count = 0;
-    for (size_t i = 0; i < 2 * MOST_SHARDS; i++)
-        files[i] = -1;
-    uint8_t *rooms = malloc(2 * JOURNAL_PART);
-    if (rooms && open_journal(&journals[0], subject, files, rooms) &&
-        open_journal(&journals[1], reference, files + MOST_SHARDS, rooms + JOURNAL_PART))
-        while (count < most && next_listed(&journals[0], &sides[0]) && next_listed(&journals[1], &sides[1])) {
-            if (!is_worth_comparing(sides))
-                continue;
-            if (!open_kept(&journals[0], &sides[0]) || !open_kept(&journals[1], &sides[1]))
-                break;
-            units[count] = (struct unit){{sides[0].kept, sides[1].kept}, count, 1, 1, WAITING};
-            views[count] = (struct view){sides[0].kind, sides[0].kept.length / SIZE[sides[0].kind], NULL, NULL, {{0}, {0}}};
-            count++;
-        }
-    free(rooms);
-    return (int64_t)count;
 }
 #endif
 
