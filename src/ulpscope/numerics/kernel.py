@@ -111,8 +111,6 @@ def load_kernel(path: Path | str) -> ctypes.CDLL:
     library.ulpscope_gather.restype = None
     library.ulpscope_at_zeros.argtypes = [integer, pointer, pointer, size, pointer]
     library.ulpscope_at_zeros.restype = size
-    library.ulpscope_refill.argtypes = [pointer, size, pointer, size, pointer, size, pointer, pointer, pointer]
-    library.ulpscope_refill.restype = ctypes.c_int64
     if hasattr(library, "ulpscope_compare_kept"):  # not where files cannot be read as POSIX has it
         library.ulpscope_compare_kept.argtypes = [pointer, ctypes.c_int64, pointer, integer]
     return library
