@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a comparison quick changes no answer: a guess at what is compared, and a process that ends at once."""
+"""What makes a comparison quick changes no answer: an early start, and a process that ends without a last collection."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_without_the_kernel_it_is_the_same(runs: Path, report: Path) -> None:
 
 
 def test_runs_that_keep_their_tensors_in_another_order_get_the_same_answer(runs: Path, tmp_path: Path, report: Path) -> None:
-    """One more tensor in front puts every guess one off."""
+    """One more tensor in front puts every pair of the early start one off."""
     other = write_run(tmp_path / "other", scale=1.01, steps=(1,))
     words = ["compare", str(other), str(runs / "good"), "--quiet", "--replay", "none", "--json", str(report)]
     CliRunner().invoke(cli, words)
@@ -116,7 +116,7 @@ def test_what_others_do_at_exit_is_done(runs: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "at the end\n", "")
 
 
-@pytest.mark.parametrize("where", ["ulpscope.__main__._run", "ulpscope.cli.compare.answer", "ulpscope.__main__._guess"])
+@pytest.mark.parametrize("where", ["ulpscope.__main__._run", "ulpscope.cli.compare.answer", "ulpscope.__main__._early_start"])
 def test_an_interrupt_is_told_wherever_it_comes(where: str, runs: Path) -> None:
     code = f"""
 import ulpscope.cli.compare

@@ -198,7 +198,7 @@ def test_the_door_refuses_what_is_not_bytes() -> None:
 
 @pytest.mark.parametrize("setting", ["0", "1"])
 def test_numpy_on_request(setting: str) -> None:
-    program = "from ulpscope.numerics import kernel, summary; import numpy as np; "
+    program = "from ulpscope.numerics import kernel; from ulpscope.numerics.summary import summary; import numpy as np; "
     program += "print(kernel.KERNEL is None, summary.fingerprint(np.arange(9, dtype=np.uint8)))"
     environment = {**os.environ, "ULPSCOPE_NO_KERNEL": setting}
     output = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout.split()

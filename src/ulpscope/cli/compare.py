@@ -114,7 +114,7 @@ def compare(
         partial=is_partial,
     )
     show = None if quiet or str(json_file) == "-" else _print
-    ctx.exit(answer(question, ctx.find_root().obj, show=show, progress=nullcontext if quiet else partial(showing_progress, "comparing")))
+    ctx.exit(answer(question, show=show, progress=nullcontext if quiet else partial(showing_progress, "comparing")))
 
 
 def _check_sides(reference: Path | None, baseline: Path | None, repeat: Path | None) -> None:

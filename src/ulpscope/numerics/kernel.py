@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BEST_TARGET", "CODES", "KERNEL", "KINDS", "VERSION", "DifferenceOut", "SummaryOut", "kernel_name", "load_kernel", "open_kernel"]
 
-VERSION = 6  # of `ulpscope_version` in _kernel.c
+VERSION = 7  # of `ulpscope_version` in _kernel.c
 # The numbers of `enum kind` in _kernel.c; every one-byte dtype is CODES with a table of its values.
 KINDS = {
     "float64": 0,
@@ -111,13 +111,8 @@ def load_kernel(path: Path | str) -> ctypes.CDLL:
     library.ulpscope_gather.restype = None
     library.ulpscope_at_zeros.argtypes = [integer, pointer, pointer, size, pointer]
     library.ulpscope_at_zeros.restype = size
-    library.ulpscope_refill.argtypes = [pointer, size, pointer, size, pointer, size, pointer, pointer, pointer]
-    library.ulpscope_refill.restype = ctypes.c_int64
     if hasattr(library, "ulpscope_compare_kept"):  # not where files cannot be read as POSIX has it
         library.ulpscope_compare_kept.argtypes = [pointer, ctypes.c_int64, pointer, integer]
-    if hasattr(library, "ulpscope_guess"):
-        library.ulpscope_guess.argtypes = [ctypes.c_char_p, ctypes.c_char_p, pointer, pointer, ctypes.c_uint64, pointer]
-        library.ulpscope_guess.restype = ctypes.c_int64
     return library
 
 

@@ -2316,20 +2316,10 @@ cdef enum:
     MOST_KEPT = 32 << 20
 
 
-ctypedef uint32_t (*Checksum)(const void*, size_t, const void*) noexcept nogil
-
-
 cdef class Frames:
-    """Room in which records become the frames that the store writes. The kernel takes their checksums where it is there: given are the
-    address of its function and of the tables that this wants.
-    """
+    """Room in which records become the frames that the store writes."""
 
     cdef _Buffer room
-    cdef Checksum checksum
-    cdef const void* tables
-
-    def __init__(self, size_t checksum=0, size_t tables=0):
-        self.checksum, self.tables = <Checksum>checksum, <const void*>tables
 
     def of(self, list drafts, number):
         """The frames of these records, one after the other; None where one has something odd, which is left to the store. `number` gives
@@ -2371,12 +2361,8 @@ cdef class Frames:
 
     cdef int _put_head(self, _Buffer out, Py_ssize_t begin) except -1:
         cdef Py_ssize_t size = out.used - begin - 8
-        cdef uint32_t checksum
+        cdef uint32_t checksum = _crc32(PyMemoryView_FromMemory(out.room + begin + 8, size, 0x100))
         cdef int place
-        if self.checksum != NULL:
-            checksum = self.checksum(out.room + begin + 8, size, self.tables)
-        else:
-            checksum = _crc32(PyMemoryView_FromMemory(out.room + begin + 8, size, 0x100))
         for place in range(4):
             out.room[begin + place] = <char>(size >> (8 * place))
             out.room[begin + 4 + place] = <char>(checksum >> (8 * place))

@@ -21,7 +21,6 @@ from ulpscope.capture.record.taking import Taken
 from ulpscope.capture.record.tensors import record_of, row_of
 from ulpscope.capture.walk import Encoded
 from ulpscope.model import Arguments, CallName, CallRecord, CallRow, Frame, FrameSink, Level, Modes, Phase, Sink
-from ulpscope.numerics.checksums import checksum_addresses
 
 __all__ = ["Draft", "Outbox", "plain_row"]
 
@@ -123,7 +122,7 @@ class Outbox:
         self._devices = devices
         self.most_held = _MOST_HELD
         self._held: deque[Draft | Callable[[], None]] = deque()
-        self._frames = COMPILED.Frames(*checksum_addresses()) if COMPILED is not None and self._frame_sink is not None else None
+        self._frames = COMPILED.Frames() if COMPILED is not None and self._frame_sink is not None else None
 
     @property
     def num_held(self) -> int:

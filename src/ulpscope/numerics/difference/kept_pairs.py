@@ -8,6 +8,7 @@ something is wrong with a pair the kernel only says so: whoever then reads it th
 from __future__ import annotations
 
 import ctypes
+import mmap
 from array import array
 from math import prod
 from struct import Struct
@@ -17,19 +18,34 @@ from ulpscope.model import DTYPES
 from ulpscope.numerics.buffers import real_dtype, value_at
 from ulpscope.numerics.difference.difference import is_in_range
 from ulpscope.numerics.difference.difference_kernel import kernel_arguments, pair_sums
-from ulpscope.numerics.difference.guessing import BYTES_OF_PARTS, RESULT_BYTES, Guess, Units, room_of
 from ulpscope.numerics.difference.kept_place import Kept
 from ulpscope.numerics.difference.pair_sums import Difference
 from ulpscope.numerics.gathering import pieces
 from ulpscope.numerics.kernel import BEST_TARGET, KERNEL
 
-__all__ = ["ComparedPair", "GuessedPairs", "KeptPairs", "Scratch"]
+__all__ = ["ComparedPair", "KeptPairs", "Scratch"]
 
 SHORTEST_BYTES = 241  # the kernel hashes nothing shorter
 MOST_BYTES_OF_VIEWS = 32 << 20  # of both sides: these have to be in memory, while one tensor alone is read in parts
 MOST_FILES = 64
+BYTES_OF_PARTS = 2 * ((1 << 18) + 64)  # two of CHUNK and STRIPE in _kernel.c
+UNIT_WORDS = 14  # of `struct unit` in _kernel.c, the last of which is its state
+RESULT_BYTES = 176  # of `struct result` in _kernel.c
 _unpack_result = Struct("=7d8Q2q3Q8s8s").unpack_from  # `struct result`
 _Layout: TypeAlias = "tuple[int, int, list[int], list[int]]"
+
+
+class _Units(ctypes.Structure):
+    """`struct units` of _kernel.c."""
+
+    _fields_ = [
+        ("units", ctypes.c_void_p),
+        ("views", ctypes.c_void_p),
+        ("numbers", ctypes.c_void_p),
+        ("results", ctypes.c_void_p),
+        ("count", ctypes.c_uint64),
+        ("next", ctypes.c_uint64),
+    ]
 
 
 class ComparedPair(NamedTuple):
@@ -50,11 +66,16 @@ class Scratch:
         try:
             room = self._free.pop()
         except IndexError:
-            return room_of(size)
-        return room if len(room) >= size else room_of(size)
+            return _room_of(size)
+        return room if len(room) >= size else _room_of(size)
 
     def give_back(self, room: ctypes.Array[ctypes.c_char]) -> None:
         self._free.append(room)
+
+
+def _room_of(size: int) -> ctypes.Array[ctypes.c_char]:
+    """Memory that is made by whoever first writes to it."""
+    return (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
 
 
 class _Unit(NamedTuple):
@@ -85,7 +106,7 @@ class KeptPairs:
         self._files: set[int] = set()
         self._kinds: list[tuple[str, int]] = []  # of each pair: dtype and number of reals
         self._places: list[tuple[int, int]] = []  # of each pair: its unit, and where its result begins
-        self._shared = Units()
+        self._shared = _Units()
         self._memory: tuple[Any, ...] = ()
         self._results = bytearray()
 
@@ -134,7 +155,17 @@ class KeptPairs:
         results = (ctypes.c_char * len(self._results)).from_buffer(self._results)
         self._memory = (array("Q", units), array("Q", views), numbers, results)
         addresses = [block.buffer_info()[0] for block in self._memory[:3]]
-        self._shared = Units(*addresses, ctypes.addressof(results), len(self._units), 0)
+        self._shared = _Units(*addresses, ctypes.addressof(results), len(self._units), 0)
+
+    def begun(self, subject: Kept | None, reference: Kept | None) -> int | None:
+        """The number of a pair that some thread has begun and that consists of all bytes of both sides."""
+        if subject is None or reference is None or subject.strides is not None or reference.strides is not None:
+            return None
+        unit = self._units.get((subject.hash, reference.hash))
+        if unit is None or not unit.is_in_parts or (unit.subject.dtype, unit.subject.shape) != (subject.dtype, subject.shape):
+            return None
+        number = unit.views[0][0]
+        return number if self._memory[0][(self._places[number][0] + 1) * UNIT_WORDS - 1] else None
 
     def work(self) -> None:
         """Compare until nothing is left to begin."""
@@ -157,27 +188,6 @@ class KeptPairs:
             return bool(self._kernel.ulpscope_compare_kept(ctypes.byref(self._shared), wanted, room, self._target))
         finally:
             self._scratch.give_back(room)
-
-
-class GuessedPairs:
-    """The pairs of a step that were begun by guess, of which one thread asks what was `compared`. Nothing more is begun by guess."""
-
-    def __init__(self, guess: Guess, rank: int, step: int) -> None:
-        guess.stop()
-        self._guess = guess
-        self._numbers = guess.begun(rank, step)
-        self._kinds = {number: (dtype, numel) for (_, _, dtype, numel), number in self._numbers.items()}
-
-    def number(self, subject: Kept | None, reference: Kept | None) -> int | None:
-        """The number of a pair, or None where nobody has begun it."""
-        if subject is None or reference is None or subject.strides is not None or reference.strides is not None:
-            return None
-        return self._numbers.get((subject.hash, reference.hash, subject.dtype, prod(subject.shape)))
-
-    def compared(self, number: int) -> ComparedPair | None:
-        """What was found of a pair, or None where it has to be read the usual way."""
-        is_done = self._guess.wait_for(number)
-        return _compared(*self._kinds[number], memoryview(self._guess.results), number * RESULT_BYTES) if is_done else None
 
 
 def _are_alike(subject: Kept, reference: Kept) -> bool:
@@ -212,7 +222,7 @@ def _kept_words(kept: Kept) -> tuple[int, int, int, int, int]:
     return kept.fd, kept.offset, kept.length, int(kept.hash[:16], 16), int(kept.hash[16:], 16)
 
 
-def _compared(dtype: str, numel: int, results: bytearray | memoryview, place: int) -> ComparedPair | None:
+def _compared(dtype: str, numel: int, results: bytearray, place: int) -> ComparedPair | None:
     *fields, subject, reference = _unpack_result(results, place)
     found = pair_sums(numel, fields[:18], ())
     found.ulp_buckets = (fields[18], fields[19])

@@ -440,6 +440,10 @@ class DirectoryRun:
         except (InputError, OSError):
             return None
 
+    def listed(self, rank: int, step: int) -> Iterator[Kept]:
+        """Where each tensor of a step lies, in the order in which they were kept."""
+        return self._index(rank, step).listed()
+
     def _index(self, rank: int, step: int) -> ShardIndex:
         index = self._indexes.get((rank, step))
         if index is None:

@@ -8,8 +8,7 @@ It is made inside the training process and has to be cheap, so calls and slots a
 
 - NumPy walks through the MessagePack of all of them at once, element by element; numbers and text are taken from where they lie, and
   what repeats (arguments, shapes, names) is decoded once for each distinct run of bytes;
-- steps resemble each other: where a step tells byte for byte what the last one told, its columns are used again, and where only its
-  numbers are others, its whole table is (`refilling.py`, which is why some columns are written as they are);
+- steps resemble each other: where a step tells byte for byte what the last one told, its columns are used again;
 - where slots begin is guessed, and proven (`call_groups.py`).
 """
 
@@ -17,9 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import GenericAlias
@@ -41,16 +38,16 @@ from ulpscope.store.native.arrow_arrays import (
     word_array,
 )
 from ulpscope.store.native.call_groups import BYTES_AT_ONCE, Group, Stacks, ends_of_slots, groups, groups_encoded_again, slots_begin
-from ulpscope.store.native.frames import FILE_MODE, UNREADABLE, CallFrame, SlotRow, StartFrame, open_regular, write_all
-from ulpscope.store.native.molding import COUNTS, NUM_ABOUT, REALS, SUMMARY_COLUMNS, mold_of
-from ulpscope.store.native.packed_values import Bytes, Flags, Integers, Unusual, Walk, expect
-from ulpscope.store.native.refilling import SLACK, Molds
+from ulpscope.store.native.frames import FILE_MODE, UNREADABLE, CallFrame, SlotRow, StartFrame, SummaryRow
+from ulpscope.store.native.packed_values import Flags, Integers, Unusual, Walk, expect
 
 __all__ = ["write_parquet"]
 
 BYTES_REMEMBERED = 4 << 20
 
-_AS_IT_IS = {"step", "arguments", "fingerprint", *REALS, *COUNTS}
+SUMMARY_COLUMNS = SummaryRow.__struct_fields__
+REALS = ("min", "max", "mean", "rms")
+NUM_ABOUT = SlotRow.__struct_fields__.index("summary")  # elements that tell of a tensor besides its values
 
 _json = json.JSONEncoder(default=str, check_circular=False).encode
 _types = {field.name: field.type for field in msgspec.structs.fields(CallFrame)}
@@ -67,8 +64,7 @@ def write_parquet(records: Path, table: Path) -> bool:
         return False
     draft = table.with_name(f".{table.name}")
     try:
-        if not _molds.write(_small_file(records), lambda made: _write_bytes(draft, made)):
-            _write_columns(pa, pq, records, draft)
+        _write_columns(pa, pq, records, draft)
         draft.replace(table)
     except BaseException:
         draft.unlink(missing_ok=True)
@@ -77,39 +73,15 @@ def write_parquet(records: Path, table: Path) -> bool:
 
 
 def _write_columns(pa: Any, pq: Any, records: Path, draft: Path) -> None:
-    slots, calls = _last.get("slots"), _last.get("calls")
     try:
-        written = _write(pa, pq, draft, groups(records))
+        _write(pa, pq, draft, groups(records))
     except (Unusual, IndexError, pa.ArrowInvalid, *UNREADABLE):
         _write(pa, pq, draft, groups_encoded_again(records))
-        return
-    if slots is None or calls is None or written is None or len(written[0].data) > BYTES_REMEMBERED:
-        return
-    if slots is _last["slots"] and calls.others == _last["calls"].others and _molds.wants_more():
-        with suppress(Unusual, IndexError):
-            _keep_mold(pq, draft, *written)
 
 
-def _small_file(path: Path) -> bytes:
-    """What a file holds, nothing where it is too large to be remembered."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        return os.read(file.fileno(), size) if size <= BYTES_REMEMBERED else b""
-
-
-def _write_bytes(draft: Path, table: Bytes) -> None:
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), FILE_MODE)
-    try:
-        write_all(fd, table.data)
-    finally:
-        os.close(fd)
-
-
-def _write(pa: Any, pq: Any, draft: Path, groups: Iterable[tuple[StartFrame, Group, Stacks]]) -> tuple[Group, dict[str, Any]] | None:
-    """What was written, where it is one group only."""
+def _write(pa: Any, pq: Any, draft: Path, groups: Iterable[tuple[StartFrame, Group, Stacks]]) -> None:
     schema, options = _schema(pa)
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE))
-    num_groups = 0
     with (
         pa.output_stream(str(draft), compression=None, buffer_size=BYTES_AT_ONCE) as file,
         pq.ParquetWriter(file, schema, **options) as writer,
@@ -117,14 +89,12 @@ def _write(pa: Any, pq: Any, draft: Path, groups: Iterable[tuple[StartFrame, Gro
         for group in groups:
             columns = _columns(pa, *group)
             writer.write_table(pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema))
-            num_groups += 1
-    return (group[1], columns) if num_groups == 1 else None
 
 
 @lru_cache(maxsize=1)
 def _schema(pa: Any) -> tuple[Any, dict[str, Any]]:
     """The columns, and how they are written. Some travel as codes of distinct words: the file does not keep this schema, and readers see
-    plain text. What differs from step to step takes the same room in each.
+    plain text.
     """
     words, text, integer, real, flag = pa.dictionary(pa.int32(), pa.string()), pa.string(), pa.int64(), pa.float64(), pa.bool_()
     sizes = pa.list_(pa.int64())
@@ -137,11 +107,8 @@ def _schema(pa: Any) -> tuple[Any, dict[str, Any]]:
         "write_statistics": False,
         "store_schema": False,
         "write_batch_size": 1 << 16,
-        "data_page_size": BYTES_REMEMBERED,
     }
-    options["use_dictionary"] = ["step", *(name for name, kind in types.items() if kind is words)]
-    paths = {name: f"{name}.list.element" if kind is sizes else name for name, kind in types.items()}
-    options["compression"] = {path: "none" if name in _AS_IT_IS else "snappy" for name, path in paths.items()}
+    options["use_dictionary"] = [name for name, kind in types.items() if kind is words]
     return pa.schema([*types.items()]), options
 
 
@@ -157,7 +124,6 @@ class _Last(NamedTuple):
 
 
 _last: dict[str, _Last] = {}
-_molds = Molds()
 
 
 def _remember(kind: str, pieces: Any, others: tuple[Any, ...], columns: dict[str, Any]) -> dict[str, Any]:
@@ -213,21 +179,14 @@ def _call_columns(pa: Any, group: Group, slots_end: Integers, stacks: Stacks, ro
 
 
 def _arguments(pa: Any, pieces: Any, num_slots: Integers, rows: Integers) -> Any:
-    """The text of the arguments, once for each distinct sequence of arguments, modes and the beginning of a list of so many slots. Words of
-    one call come last, in front of spaces.
-    """
+    """The text of the arguments, once for each distinct sequence of arguments, modes and the beginning of a list of so many slots."""
     codes, distinct = told_apart(pieces)
     counts = np.zeros(len(distinct), np.int64)
     counts[codes] = num_slots
     expect(counts[codes] == num_slots)
     contexts = [_context_decoder.decode(b"\x93" + one + b"\xc0" * count) for one, count in zip(distinct, counts.tolist(), strict=True)]
     texts = [_arguments_text(arguments) for arguments, _, _ in contexts]
-    uses: Counter[str | None] = Counter()
-    for text, count in zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True):
-        uses[text] += count
-    words = [*sorted((text for text in uses if text is not None), key=lambda text: uses[text] == 1), " " * SLACK]
-    places: dict[str | None, int] = {word: k for k, word in enumerate(words)}
-    return coded_words(pa, np.array([places.get(text, -1) for text in texts])[codes][rows], words)
+    return coded_words(pa, codes[rows], texts)
 
 
 def _arguments_text(arguments: Any) -> str | None:
@@ -295,21 +254,3 @@ def _summary_columns(pa: Any, walk: Walk) -> dict[str, Any]:
     walk.at = walk.at + 1
     walk.at[taken] = inner.at
     return _spread(pa, arrays, taken)
-
-
-# ---- the next steps made from this one
-
-
-def _keep_mold(pq: Any, draft: Path, group: Group, columns: dict[str, Any]) -> None:
-    mold = mold_of(group, columns["arguments"], draft.read_bytes(), pq.read_metadata(draft).row_group(0), _changed_text)
-    if mold.proves_itself():
-        _molds.keep(mold)
-
-
-def _changed_text(values: bytes) -> bytes | None:
-    """The text of arguments that modes follow; None where it cannot be told or there are none."""
-    try:
-        text = _arguments_text(_context_decoder.decode(b"\x93" + values + b"\x90")[0])
-        return None if text is None else text.encode()
-    except (ValueError, *UNREADABLE):
-        return None

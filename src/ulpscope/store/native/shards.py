@@ -12,6 +12,7 @@ import mmap
 import os
 import re
 import threading
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,16 +247,29 @@ class ShardIndex:
 
     def kept(self, content: str) -> Kept:
         """Where a tensor lies, for somebody else to read and to verify."""
-        asked, place, shard = self._found(content)
+        return self._kept(*self._found(content))
+
+    def listed(self) -> Iterator[Kept]:
+        """Where each tensor lies, in the order in which they were kept."""
+        for frame in FrameReader(self._folder / JOURNAL):
+            if isinstance(frame, TensorFrame):
+                content = Content(frame.hash, frame.dtype, frame.shape, None, 0)
+                yield self._kept(content, frame, self._shard_of(content, frame))
+
+    @staticmethod
+    def _kept(asked: Content, place: TensorFrame, shard: _OpenShard) -> Kept:
         shard.verify_holds(place.offset, place.length)
         return Kept(shard, shard.fd, place.offset, place.length, *asked)
 
     def _found(self, content: str) -> tuple[Content, TensorFrame, _OpenShard]:
         asked = parse_content(content)
         place = self._place(asked.hash)
+        return asked, place, self._shard_of(asked, place)
+
+    def _shard_of(self, asked: Content, place: TensorFrame) -> _OpenShard:
         path = self._paths.get(place.shard) or self._paths.setdefault(place.shard, self._folder / shard_name(place.shard))
         asked.verify(place.length, path)
-        return asked, place, self._shard(place.shard, path)
+        return self._shard(place.shard, path)
 
     def _shard(self, number: int, path: Path) -> _OpenShard:
         if (known := self._shards.get(number)) is not None:

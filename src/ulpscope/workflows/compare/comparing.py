@@ -20,7 +20,6 @@ from ulpscope.workflows.compare.measuring import measured_steps
 
 if TYPE_CHECKING:
     from ulpscope.model import Comparison, JudgedCall, ReplayMode, Run
-    from ulpscope.numerics.difference.guessing import Guess
 
 __all__ = ["compare_runs"]
 
@@ -38,7 +37,6 @@ def compare_runs(
     partial: bool = False,
     progress: Callable[[int, int], None] | None = None,
     judged: Callable[[JudgedCall], None] | None = None,
-    guess: Guess | None = None,
 ) -> Comparison:
     """Compare two runs, given as paths or as open runs.
 
@@ -51,7 +49,7 @@ def compare_runs(
     differs (`all`) or nothing (`none`), for `replay_seconds` at most. `repeat` is the reference recorded once more: what differs as much
     between those two is not deterministic, and no fault. `partial` lets the verdict speak of what
     could be compared, whatever else was recorded. `judged` is told of each call as it gets its verdict; what it contributed is known
-    only at the end. `guess` is what was begun of these two runs beforehand; whoever gives it closes it.
+    only at the end.
     """
     started = time.perf_counter()
     if rules != "derived":
@@ -62,7 +60,7 @@ def compare_runs(
     ours, theirs = _opened(subject), _opened(reference)
     overlap = match_steps(ours, theirs)
     with Ahead() as ahead:
-        steps = measured_steps(ours, theirs, overlap.common, names, ahead, guess)
+        steps = measured_steps(ours, theirs, overlap.common, names, ahead)
         from ulpscope.workflows.compare.judging import judge_runs, measured_bands
         from ulpscope.workflows.compare.replaying import Replaying
 

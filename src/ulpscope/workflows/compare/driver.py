@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,6 @@ from ulpscope.model.nouns import dataclass
 
 if TYPE_CHECKING:
     from ulpscope.model import Comparison, Renderer
-    from ulpscope.numerics.difference.guessing import Guess
     from ulpscope.report.comparison.json_pairs import PairLines
 
 __all__ = ["REPORTS", "Question", "answer"]
@@ -57,24 +57,23 @@ class Question:
 
 def answer(
     question: Question,
-    guess: Guess | None = None,
     *,
     show: Callable[[Comparison], None] | None = None,
     progress: Callable[[], AbstractContextManager[Progress]] = nullcontext,
 ) -> int:
     """Compare, show, write; 0 where nothing diverges, 1 where something does, 2 where nobody knows.
 
-    `show` prints the comparison where that is wanted, `progress` tells how much is done meanwhile, `guess` is what was begun beforehand.
+    `show` prints the comparison where that is wanted, `progress` tells how much is done meanwhile.
     """
     _check_outputs(question)
-    lines = _lines() if "json" in question.reports else None
+    lines = cache(_lines) if "json" in question.reports else None
     with progress() as told:
-        comparison = _compare(question, guess, lines, told)
+        comparison = _compare(question, lines, told)
     comparison = _with_repro(comparison, question)
     if show is not None:
         show(comparison)
     for kind, path in question.reports.items():
-        _write(comparison, kind, path, lines)
+        _write(comparison, kind, path, None if lines is None else lines())
     if question.github_summary is not None:
         _append_summary(comparison, question.github_summary)
     return _EXIT_CODES[comparison.verdict]
@@ -95,23 +94,22 @@ def _check_outputs(question: Question) -> None:
 
 
 def _lines() -> PairLines:
-    from ulpscope.report.comparison import json_  # noqa: F401 (which takes no time while other threads read, and some when they are done)
+    from ulpscope.report.comparison import json_  # noqa: F401 (imported with the first verdict, while other threads read tensors)
     from ulpscope.report.comparison.json_pairs import PairLines
 
     return PairLines()
 
 
-def _compare(question: Question, guess: Guess | None, lines: PairLines | None, progress: Progress) -> Comparison:
+def _compare(question: Question, lines: Callable[[], PairLines] | None, progress: Progress) -> Comparison:
     from ulpscope.workflows.compare.comparing import compare_runs
 
     words: dict[str, Any] = {"rules": question.rules, "mapping": question.mapping, "progress": progress}
     words |= {"replay": question.replay, "replay_seconds": question.replay_limit}
     words |= {"repeat": question.repeat} if question.repeat is not None else {}
     words |= {"partial": True} if question.partial else {}
-    words |= {"judged": lines.judged} if lines is not None else {}
+    words |= {"judged": lambda call: lines().judged(call)} if lines is not None else {}
     if question.baseline is None:
         assert question.reference is not None
-        words |= {"guess": guess} if guess is not None and guess.is_of(question.subject, question.reference) else {}
         return compare_runs(question.subject, question.reference, **words)
     from ulpscope.store import open_run
     from ulpscope.workflows.compare.baselines import BaselineRun

@@ -16,11 +16,11 @@ from ulpscope.match import Mapping, match_calls, with_ends_told, with_makers_fir
 from ulpscope.measure import measure_slot, measure_sums, with_shape
 from ulpscope.model import CallRecord, Frame, Measurement, Pair, Run, SlotPair, TensorMeasurement, TensorRecord
 from ulpscope.model.step_index import StepIndex
-from ulpscope.numerics.difference.guessing import Guess
-from ulpscope.numerics.difference.kept_pairs import GuessedPairs, KeptPairs, Scratch
+from ulpscope.numerics.difference.kept_pairs import KeptPairs, Scratch
 from ulpscope.numerics.difference.kept_place import Kept
 from ulpscope.store import DirectoryRun
 from ulpscope.workflows.compare.ahead import Ahead, Task
+from ulpscope.workflows.compare.early import begun_early
 
 __all__ = ["MeasuredStep", "measured_steps"]
 
@@ -28,16 +28,13 @@ _LARGE = 1 << 14
 
 
 def measured_steps(
-    subject: Run, reference: Run, parts: Sequence[tuple[int, int]], mapping: Mapping | None, ahead: Ahead, guess: Guess | None = None
+    subject: Run, reference: Run, parts: Sequence[tuple[int, int]], mapping: Mapping | None, ahead: Ahead
 ) -> Iterator[MeasuredStep]:
-    """The given ranks and steps in their order. The first is under way when this returns, every other one before its turn.
-
-    `guess` is what was begun of the first.
-    """
+    """The given ranks and steps in their order. The first is under way when this returns, every other one before its turn."""
     stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
     scratch = Scratch()
-    steps = (MeasuredStep(subject, reference, rank, step, mapping, stacks, ahead, scratch) for rank, step in parts[1:])
-    return _one_ahead(MeasuredStep(subject, reference, *parts[0], mapping, stacks, ahead, scratch, guess), steps)
+    steps = (MeasuredStep(subject, reference, rank, step, mapping, stacks, ahead, scratch) for rank, step in parts)
+    return _one_ahead(next(steps), steps)
 
 
 def _one_ahead(first: MeasuredStep, rest: Iterable[MeasuredStep]) -> Iterator[MeasuredStep]:
@@ -50,7 +47,7 @@ def _one_ahead(first: MeasuredStep, rest: Iterable[MeasuredStep]) -> Iterator[Me
 class _Sums(NamedTuple):
     """A slot whose values are looked at by the kernel alone."""
 
-    pairs: KeptPairs | GuessedPairs
+    pairs: KeptPairs
     number: int
     slot: SlotPair
 
@@ -71,7 +68,6 @@ class MeasuredStep:
         stacks: dict[tuple[Frame, ...], tuple[Frame, ...]],
         ahead: Ahead,
         scratch: Scratch,
-        guess: Guess | None = None,
     ) -> None:
         self.rank = rank
         self.step = step
@@ -88,10 +84,10 @@ class MeasuredStep:
         self._shaped: dict[Hashable, Measurement] = {}
         self._kept = KeptPairs(scratch)
         wanted = self._wanted(subject, reference)
-        guessed = GuessedPairs(guess, rank, step) if guess is not None else None  # as late as can be: until here it works
+        early = begun_early(subject, reference, rank, step)  # as late as can be: until here it works
         for key, (slot, *sides) in wanted.items():
-            if guessed is not None and (number := guessed.number(*sides)) is not None:
-                self._known[key] = (_shape(slot), _Sums(guessed, number, slot))
+            if early is not None and (number := early.begun(*sides)) is not None:
+                self._known[key] = (_shape(slot), _Sums(early, number, slot))
             elif (number := self._kept.add(*sides)) is not None:
                 self._known[key] = (_shape(slot), _Sums(self._kept, number, slot))
             elif prod(_shape(slot)) >= _LARGE:
