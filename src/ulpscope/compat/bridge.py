@@ -6,14 +6,16 @@ What goes wrong here is one printed sentence. The old result is there already an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ulpscope._shell import as_path, command_line
+from ulpscope.compat.screen import print_warning
 from ulpscope.errors import UlpscopeError, sentence_of
 from ulpscope.model import Comparison, Run
 from ulpscope.report.escaping import visible
 
-__all__ = ["add_finding", "tell_finding"]
+__all__ = ["add_finding", "compare_beside", "tell_beside", "tell_finding"]
 
 _PATIENCE_S = 20.0
 
@@ -26,6 +28,29 @@ def add_finding(subject: Run | Path, reference: Run | Path, page: Path) -> None:
         tell_finding(compare_runs(subject, reference, replay_seconds=_PATIENCE_S), page)
     except (UlpscopeError, OSError) as error:
         print(f"ulpscope: no finding of its own for these dumps: {visible(sentence_of(error))}")
+
+
+def compare_beside(open_sides: Callable[[], tuple[Run, Run]]) -> Comparison | None:
+    """Compare the dumps of an old table our way, so that both are measured once; where it fails, the table does without."""
+    from ulpscope.workflows.compare.comparing import compare_runs
+
+    try:
+        return compare_runs(*open_sides(), replay="none")
+    except Exception as error:  # no failure of the new result may take the place of the old one
+        _tell_failure(error)
+        return None
+
+
+def tell_beside(comparison: Comparison, page: Path) -> None:
+    """Write the page and print the finding beside an old table."""
+    try:
+        tell_finding(comparison, page)
+    except Exception as error:  # likewise
+        _tell_failure(error)
+
+
+def _tell_failure(error: Exception) -> None:
+    print_warning(f"ulpscope has no finding of its own here: {error or type(error).__name__}")
 
 
 def tell_finding(comparison: Comparison, page: Path) -> None:

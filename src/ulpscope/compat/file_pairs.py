@@ -8,10 +8,10 @@ What our own comparison of the same dumps measured already is taken from there.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
-from concurrent.futures import Executor, Future
+from collections.abc import Hashable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from ulpscope.errors import InputError, UlpscopeError
 from ulpscope.measure.written import measure_two
@@ -19,10 +19,10 @@ from ulpscope.model import Comparison, TensorMeasurement
 from ulpscope.model.written import OldNumbers
 from ulpscope.store.foreign.reader import open_tensor
 
-__all__ = ["FilePairs", "TensorFolder", "measure_pair", "settled"]
+__all__ = ["FilePairs", "TensorFolder", "measure_pair", "measuring_files", "settled"]
 
+_MOST_THREADS = 8
 _SUFFIXES = (".npy", ".pt")
-_T = TypeVar("_T")
 
 
 class TensorFolder:
@@ -84,9 +84,19 @@ class FilePairs:
         return f"Dump file not found: {files}."
 
 
-def settled(answer: _T) -> Future[_T]:
+@contextmanager
+def measuring_files(
+    subject: Path, reference: Path, comparison: Comparison | None = None, place: tuple[int, int] = (0, 0)
+) -> Iterator[FilePairs]:
+    """Measure the files of two folders on every core until the end."""
+    folders = TensorFolder(subject), TensorFolder(reference)
+    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="ulpscope-files") as pool:
+        yield FilePairs(folders, pool, comparison, place)
+
+
+def settled(answer: OldNumbers) -> Future[OldNumbers]:
     """An answer that needs no work."""
-    future: Future[_T] = Future()
+    future: Future[OldNumbers] = Future()
     future.set_result(answer)
     return future
 

@@ -9,18 +9,18 @@ from typing import Any, Literal, TypeAlias
 
 from ulpscope.judge.published.error_growth import Mode, is_nonfinite
 from ulpscope.judge.published.table_limits import table_limit
-from ulpscope.model.written import MeasuredPair
+from ulpscope.model.written import MeasuredPair, WrittenPair
 
 __all__ = ["Colour", "checksum_word", "row_colours", "statistics_word"]
 
 Colour: TypeAlias = Literal["red", "yellow"]
 
 
-def checksum_word(row: MeasuredPair) -> str:
-    """`Pass`, `Different`, or `Nan` where a side has no checksum."""
-    subject, reference = (side.checksum if side else None for side in (row.pair.subject, row.pair.reference))
-    if not row.is_matched:
+def checksum_word(pair: WrittenPair) -> str:
+    """`Pass`, `Different`, or `Nan` where a side has no checksum; the word of ptdbg too."""
+    if pair.subject is None or pair.reference is None:
         return "Nan"
+    subject, reference = pair.subject.checksum, pair.reference.checksum
     return "Pass" if subject == reference else "Nan" if None in (subject, reference) else "Different"
 
 

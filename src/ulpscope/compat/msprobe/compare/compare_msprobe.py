@@ -10,32 +10,31 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.bridge import tell_finding
-from ulpscope.compat.file_pairs import FilePairs, TensorFolder
+from ulpscope.compat.bridge import compare_beside, tell_beside
+from ulpscope.compat.file_pairs import FilePairs, measuring_files
 from ulpscope.compat.msprobe.compare.advice import write_old_advice
 from ulpscope.compat.msprobe.compare.call_names import Translation, pair_calls
 from ulpscope.compat.msprobe.compare.dump_places import Places, find_places
 from ulpscope.compat.msprobe.compare.first_differences import write_first_differences
 from ulpscope.compat.msprobe.compare.result_files import fresh_stamp, output_folder, write_csv, write_xlsx
 from ulpscope.compat.msprobe.compare.result_rows import Edition, ResultRow, columns, is_good, result_rows
-from ulpscope.compat.ptdbg.screen import print_info, print_warning
-from ulpscope.errors import InputError, UlpscopeError
+from ulpscope.compat.screen import print_info, print_warning
+from ulpscope.errors import InputError
 from ulpscope.judge.published.error_growth import Mode
 from ulpscope.measure.written import measure_statistics
-from ulpscope.model import Comparison
+from ulpscope.model import Comparison, Run
 from ulpscope.model.written import OldNumbers, WrittenCallPair, WrittenPair
 from ulpscope.store.foreign.msprobe import open_files
 from ulpscope.store.foreign.msprobe_words import WrittenDump, read_written
 from ulpscope.workflows.compare.garbage import rare_collections
 
 __all__ = ["CompareOptions", "compare", "compare_distributed", "compare_paths"]
-
-_MOST_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +116,9 @@ def compare_paths(target: Path, golden: Path, output: Path, options: CompareOpti
         print_warning(remark)
     folder = output_folder(output)
     stamp = fresh_stamp(folder)
-    comparison = _our_comparison(places)
+    comparison = compare_beside(lambda: _opened(places))
     if comparison is not None:
-        _tell(comparison, folder / f"compare_result_{stamp}.html")
+        tell_beside(comparison, folder / f"compare_result_{stamp}.html")
     tables = [_compare_place(places, number, folder, stamp, options, comparison) for number in range(len(places.pairs))]
     if comparison is not None:
         if options.analyzes:
@@ -174,10 +173,8 @@ def _rows(
     *,
     stacks: bool,
 ) -> Iterator[ResultRow]:
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="ulpscope-msprobe") as pool:
-        files = None
-        if mode == "tensor":
-            files = FilePairs((TensorFolder(target.tensors), TensorFolder(golden.tensors)), pool, comparison, place)
+    folders = target.tensors, golden.tensors
+    with measuring_files(*folders, comparison, place) if mode == "tensor" else nullcontext() as files:
         asked = [(call, [_ask(files, pair) for pair in call.values]) for call in calls]
         for call, answers in asked:
             numbers = (answer.result() if answer else None for answer in answers)
@@ -207,30 +204,9 @@ def _tell_table(table: Path, calls: Sequence[WrittenCallPair], rows: Sequence[Re
         print_warning("No row could be compared and found good: do the two dumps belong together?")
 
 
-def _our_comparison(places: Places) -> Comparison | None:
-    """Our own comparison of the same dumps. It is measured once for both results; where it fails, the old result does without."""
-    from ulpscope.workflows.compare.comparing import compare_runs
-
-    try:
-        sides = (
-            open_files(path, {(pair.rank, pair.step): file for pair, file in zip(places.pairs, files, strict=True)})
-            for path, files in (
-                (places.target, [pair.target for pair in places.pairs]),
-                (places.golden, [pair.golden for pair in places.pairs]),
-            )
-        )
-        return compare_runs(*sides, replay="none")
-    except Exception as error:  # no failure of the new result may take the place of the old one
-        _tell_failure(error)
-        return None
-
-
-def _tell(comparison: Comparison, page: Path) -> None:
-    try:
-        tell_finding(comparison, page)
-    except (UlpscopeError, OSError) as error:
-        _tell_failure(error)
-
-
-def _tell_failure(error: Exception) -> None:
-    print_warning(f"ulpscope has no finding of its own here: {error or type(error).__name__}")
+def _opened(places: Places) -> tuple[Run, Run]:
+    """Both dumps as runs of ours, each pair of files at the same rank and step."""
+    numbers = [(pair.rank, pair.step) for pair in places.pairs]
+    target = dict(zip(numbers, (pair.target for pair in places.pairs), strict=True))
+    golden = dict(zip(numbers, (pair.golden for pair in places.pairs), strict=True))
+    return open_files(places.target, target), open_files(places.golden, golden)

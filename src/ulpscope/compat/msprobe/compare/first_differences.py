@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compat.msprobe.compare.dump_places import Places
-from ulpscope.compat.ptdbg.screen import print_info
+from ulpscope.compat.screen import print_info
 from ulpscope.model import Comparison, Finding, JudgedCall, JudgedSlot, SummaryMeasurement, TensorMeasurement, TensorRecord
 from ulpscope.report.replacing import replacing
 

@@ -176,7 +176,7 @@ def _new_endings(call: WrittenCallPair, rows: Sequence[MeasuredPair], mode: Mode
 def _old_endings(call: WrittenCallPair, rows: Sequence[MeasuredPair], mode: Mode) -> Iterator[ResultRow]:
     for row, colour in zip(rows, row_colours(rows, mode), strict=True):
         if mode == "md5":
-            word = checksum_word(row)
+            word = checksum_word(row.pair)
             yield ResultRow((word,), word)
         elif mode == "statistics":
             word = statistics_word(row)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ulpscope.compat.ptdbg.screen import print_info, print_warning
+from ulpscope.compat.screen import print_info, print_warning
 from ulpscope.judge.published.advice import Advice
 from ulpscope.report.escaping import visible
 from ulpscope.report.replacing import replacing

@@ -11,15 +11,15 @@ import csv
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.bridge import tell_finding
-from ulpscope.compat.file_pairs import FilePairs, TensorFolder, settled
+from ulpscope.compat.bridge import compare_beside, tell_beside
+from ulpscope.compat.file_pairs import FilePairs, measuring_files, settled
 from ulpscope.compat.ptdbg.compare.advice_file import tell_unmatched, write_advice
 from ulpscope.compat.ptdbg.compare.columns import (
     MD5_COLUMNS,
@@ -34,12 +34,13 @@ from ulpscope.compat.ptdbg.compare.columns import (
 )
 from ulpscope.compat.ptdbg.compare.partner_keys import Match, match_operators
 from ulpscope.compat.ptdbg.exceptions import CompareException
-from ulpscope.compat.ptdbg.screen import print_error, print_info, print_warning
+from ulpscope.compat.screen import print_error, print_info, print_warning
 from ulpscope.errors import DamagedRunError, InputError
 from ulpscope.judge.ptdbg import accuracy_word
 from ulpscope.judge.published.advice import advise
-from ulpscope.model import Comparison
-from ulpscope.model.written import OldNumbers, WrittenValue
+from ulpscope.judge.published.row_colours import checksum_word
+from ulpscope.model import Comparison, Run
+from ulpscope.model.written import OldNumbers, WrittenPair, WrittenValue
 from ulpscope.report.comparison.table import defused
 from ulpscope.report.replacing import replacing
 from ulpscope.store.foreign.ptdbg import open_file
@@ -47,7 +48,6 @@ from ulpscope.store.foreign.ptdbg_lines import WrittenFile, read_written
 
 __all__ = ["Dump", "Options", "compare", "compare_dumps", "leaving_with_code"]
 
-_MOST_THREADS = 8
 _PATHS = ("npu_pkl_path", "bench_pkl_path", "npu_dump_data_dir", "bench_dump_data_dir")
 _REMARKS = {
     "fuzzy": "Fuzzy match: the two names differ in the number of the call.",
@@ -164,11 +164,11 @@ def compare_dumps(npu: Dump, bench: Dump, output: Path, options: Options, suffix
     stamp = _stamp(output, suffix)
     table = output / f"compare_result{suffix}_{stamp}.csv"
     print_info(f"Comparing {npu.pkl} with {bench.pkl}: {len(files[0].calls)} and {len(files[1].calls)} APIs.")
-    comparison = _our_comparison(npu, bench)
+    comparison = compare_beside(lambda: _opened(npu, bench))
     rows = list(mode.rows(matches, npu, bench, options, comparison))
     _write(table, mode.columns, rows, matches if options.stack_mode else None, has_stacks=all(file.has_stacks for file in files))
     if comparison is not None:
-        _tell_finding(comparison, table.with_suffix(".html"))
+        tell_beside(comparison, table.with_suffix(".html"))
     _tell_result(table, matches, files, rows, mode.columns)
     if options.auto_analyze and mode.columns is TENSOR_COLUMNS:
         names, words = [row[0] for row in rows], [row[-2] for row in rows]
@@ -220,8 +220,7 @@ def _mode(npu: Dump, bench: Dump, files: Sequence[WrittenFile]) -> _Mode:
 def _tensor_rows(matches: Sequence[Match], npu: Dump, bench: Dump, options: Options, comparison: Comparison | None) -> Iterator[list[str]]:
     assert npu.data is not None
     assert bench.data is not None
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="ulpscope-ptdbg") as pool:
-        files = FilePairs((_folder(npu.data), _folder(bench.data)), pool, comparison, (npu.rank, npu.step))
+    with _measuring(npu.data, bench.data, comparison, (npu.rank, npu.step)) as files:
         asked = [(match, *lines, _ask(files, *lines)) for match in matches for lines in _line_pairs(match)]
         for match, ours, theirs, answer in asked:
             found = answer.result()
@@ -234,13 +233,13 @@ def _tensor_rows(matches: Sequence[Match], npu: Dump, bench: Dump, options: Opti
             yield [*_name_cells(ours, theirs), cosine, max_abs, max_rel, *statistics, verdict, message]
 
 
-def _folder(path: Path) -> TensorFolder:
-    try:
+@contextmanager
+def _measuring(npu: Path, bench: Path, comparison: Comparison | None, place: tuple[int, int]) -> Iterator[FilePairs]:
+    for path in (npu, bench):
         if not path.is_dir():
             raise InputError(f"the folder of tensors '{path}' cannot be read (No such directory); check the path")
-        return TensorFolder(path)
-    except InputError as error:
-        raise CompareException(CompareException.INVALID_PATH_ERROR, str(error)) from None
+    with measuring_files(npu, bench, comparison, place) as files:
+        yield files
 
 
 def _ask(files: FilePairs, npu: WrittenValue, bench: WrittenValue | None) -> Future[OldNumbers]:
@@ -261,9 +260,8 @@ def _checksum_rows(
     matches: Sequence[Match], npu: Dump, bench: Dump, options: Options, comparison: Comparison | None
 ) -> Iterator[list[str]]:
     for ours, theirs in (lines for match in matches for lines in _line_pairs(match)):
-        result = NAN if theirs is None else "Pass" if ours.checksum == theirs.checksum else "Different"
         checksums = ours.checksum or "", (theirs.checksum or "") if theirs else NAN
-        yield [*_name_cells(ours, theirs), *checksums, result]
+        yield [*_name_cells(ours, theirs), *checksums, checksum_word(WrittenPair(ours, theirs))]
 
 
 def _line_pairs(match: Match) -> Iterator[tuple[WrittenValue, WrittenValue | None]]:
@@ -335,24 +333,6 @@ def _tell_result(
             print_warning(f"{undecided} rows have no cosine, so nothing is decided: Accuracy Reached or Not is {NAN} there.")
 
 
-def _our_comparison(npu: Dump, bench: Dump) -> Comparison | None:
-    """Our own comparison of the same dumps. It is measured once for both results; where it fails, the old result does without."""
-    from ulpscope.workflows.compare.comparing import compare_runs
-
-    try:
-        ours, theirs = (open_file(side.pkl, side.data or side.pkl.with_suffix(""), rank=npu.rank, step=npu.step) for side in (npu, bench))
-        return compare_runs(ours, theirs, replay="none")
-    except Exception as error:  # no failure of the new result may take the place of the old one
-        _tell_failure(error)
-        return None
-
-
-def _tell_finding(comparison: Comparison, page: Path) -> None:
-    try:
-        tell_finding(comparison, page)
-    except Exception as error:
-        _tell_failure(error)
-
-
-def _tell_failure(error: Exception) -> None:
-    print_warning(f"ulpscope has no finding of its own here: {error or type(error).__name__}")
+def _opened(npu: Dump, bench: Dump) -> tuple[Run, Run]:
+    ours, theirs = (open_file(side.pkl, side.data or side.pkl.with_suffix(""), rank=npu.rank, step=npu.step) for side in (npu, bench))
+    return ours, theirs

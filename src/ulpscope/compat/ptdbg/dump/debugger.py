@@ -15,7 +15,7 @@ from ulpscope.compat.ptdbg.dump.process import PROCESS
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.compat.ptdbg.files.modes import DumpOptions
 from ulpscope.compat.ptdbg.files.places import DumpPlace
-from ulpscope.compat.ptdbg.screen import print_info
+from ulpscope.compat.screen import print_info
 from ulpscope.errors import InputError
 
 __all__ = ["PrecisionDebugger"]

@@ -13,7 +13,7 @@ from ulpscope.compat.ptdbg.dump.process import PROCESS
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.compat.ptdbg.files.modes import DumpOptions, switched_on
 from ulpscope.compat.ptdbg.files.places import DEFAULT_TAG, DumpPlace
-from ulpscope.compat.ptdbg.screen import print_info
+from ulpscope.compat.screen import print_info
 
 __all__ = [
     "acc_cmp_dump",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ulpscope.compat.ptdbg.dump.process import PROCESS
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.compat.ptdbg.files.line_names import is_plain_name
-from ulpscope.compat.ptdbg.screen import print_warning
+from ulpscope.compat.screen import print_warning
 
 if TYPE_CHECKING:
     import torch

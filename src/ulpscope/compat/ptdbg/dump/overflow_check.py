@@ -26,7 +26,7 @@ from ulpscope.compat.ptdbg.files.line_slots import Value, forward_values
 from ulpscope.compat.ptdbg.files.modes import switched_on
 from ulpscope.compat.ptdbg.files.pkl_writer import frames_line, number_line, tensor_line
 from ulpscope.compat.ptdbg.files.places import FILE_RIGHTS, DumpPlace, make_folder
-from ulpscope.compat.ptdbg.screen import print_warning
+from ulpscope.compat.screen import print_warning
 from ulpscope.model import DTYPES, CallRecord, LedgerEntry, NonFinite, NonFiniteCall, TensorRecord
 from ulpscope.workflows.record.capturing import Capture
 

@@ -12,7 +12,7 @@ from ulpscope.compat.ptdbg.files.pkl_writer import DumpWriter
 from ulpscope.compat.ptdbg.files.places import DumpPlace
 from ulpscope.compat.ptdbg.files.template import TEMPLATE_MODES, write_template
 from ulpscope.compat.ptdbg.files.vendor_ops import present_functions
-from ulpscope.compat.ptdbg.screen import print_info
+from ulpscope.compat.screen import print_info
 from ulpscope.model import CallName
 from ulpscope.workflows.record.capturing import Capture
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ulpscope.compat.ptdbg.exceptions import CompareException
-from ulpscope.compat.ptdbg.screen import print_warning
+from ulpscope.compat.screen import print_warning
 from ulpscope.errors import InputError
 
 __all__ = ["MODES", "Chooser", "DumpOptions", "check_mode", "switched_on"]

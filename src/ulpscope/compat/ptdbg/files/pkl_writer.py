@@ -20,7 +20,7 @@ from ulpscope.compat.ptdbg.files.kept import KeptTensors
 from ulpscope.compat.ptdbg.files.line_slots import Value, backward_values, floating_inputs, forward_values
 from ulpscope.compat.ptdbg.files.modes import DumpOptions
 from ulpscope.compat.ptdbg.files.places import FILE_RIGHTS, make_folder
-from ulpscope.compat.ptdbg.screen import print_warning
+from ulpscope.compat.screen import print_warning
 from ulpscope.model import DTYPES, CallName, CallRecord, Frame, LedgerEntry, SinkAbilities, TensorRecord
 
 __all__ = ["DumpWriter", "frames_line", "number_line", "tensor_line"]

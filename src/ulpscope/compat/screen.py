@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines on the screen as the old tool printed them: time, process, level, text. What a dump says is made visible first."""
+"""Lines on the screen as the old tools print them: time, process, level, text. What a dump says is made visible first."""
 
 from __future__ import annotations
 
