@@ -33,6 +33,8 @@ from ulpscope.model import FORMAT_VERSION
 
 __all__ = ["FrameReader", "end_of_step", "newer_format", "not_allowed", "open_regular", "read_text", "verify_regular"]
 
+_BLOCK = 1 << 16
+
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading, refusing what would block or never end (pipes, devices)."""
@@ -84,26 +86,28 @@ class FrameReader:
         return DamagedRunError(f"{self.path} is damaged at byte {self.position}: {what}; restore the file, or leave this step out")
 
     def _bodies(self, file: BinaryIO) -> Iterator[bytes]:
-        size = os.fstat(file.fileno()).st_size
+        data, at = b"", 0  # what was read, and how much of it is behind `position`
         while True:
-            head = file.read(HEAD_SIZE)
-            if len(head) < HEAD_SIZE:
-                self.problem = "a frame is cut off" if head else ""
-                return
-            length, expected = head_at(head)
-            end = self.position + HEAD_SIZE + length
-            if end > size:
-                size = os.fstat(file.fileno()).st_size  # it may have grown meanwhile
-            if length > MAX_BODY or end > size:
-                self.problem = f"a frame claims {length} bytes, more than there are"
-                return
-            body = file.read(length)
+            if len(data) - at < HEAD_SIZE:
+                data, at = data[at:] + file.read(_BLOCK), 0
+                if len(data) < HEAD_SIZE:
+                    self.problem = "a frame is cut off" if data else ""
+                    return
+            length, expected = head_at(data, at)
+            end = at + HEAD_SIZE + length
+            if end > len(data):
+                if length > MAX_BODY or self.position + HEAD_SIZE + length > os.fstat(file.fileno()).st_size:
+                    self.problem = f"a frame claims {length} bytes, more than there are"
+                    return
+                data, at, end = data[at:] + file.read(end - len(data) + _BLOCK), 0, HEAD_SIZE + length
+            body = data[at + HEAD_SIZE : end]
             if checksum(body) != expected:
                 self.problem = "the checksum of a frame is wrong"
                 return
             if holds_too_much(body):
                 self.problem = "a frame holds more values than any call has"
                 return
+            at = end
             yield body
 
     def _decode(self, body: bytes) -> AnyFrame | None:
