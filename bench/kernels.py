@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from ulpscope.format.fingerprint import fingerprint_blocks
 from ulpscope.numerics.difference.difference import difference
 from ulpscope.numerics.difference.difference_kernel import differencing_with
 from ulpscope.numerics.kernel import open_kernel
-from ulpscope.numerics.summary.fingerprint import fingerprint_blocks
 from ulpscope.numerics.summary.summary_kernel import fingerprinting_with, summarizing_with
 from ulpscope.numerics.summary.summary_numpy import summarize_blocks
 

@@ -13,9 +13,9 @@ import torch
 import ulpscope
 from tests.capture.recording import Recording, recording, slot_of
 from ulpscope.errors import DamagedRunError, InputError
+from ulpscope.format.content import parse_content
 from ulpscope.model import view_content
 from ulpscope.store import MemoryRun
-from ulpscope.store.native.shards import parse_content
 
 VIEWS = {
     "transposed": lambda x: x.transpose(0, 1),

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ulpscope.format.fingerprint import fingerprint_blocks
 from ulpscope.model import Summary
 from ulpscope.numerics import kernel
 from ulpscope.numerics.difference.difference_kernel import DifferencePass, differencing_with
 from ulpscope.numerics.kernel import load_kernel, open_kernel
-from ulpscope.numerics.summary.fingerprint import fingerprint_blocks
 from ulpscope.numerics.summary.summary_kernel import fingerprinting_with, summarizing_with
 from ulpscope.numerics.summary.summary_numpy import summarize_blocks
 

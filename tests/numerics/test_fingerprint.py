@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ulpscope.numerics.summary.fingerprint import EMPTY, Sums, block_sums
+from ulpscope.format.fingerprint import EMPTY, Sums, block_sums
 
 from .conftest import Implementation
 

@@ -238,7 +238,7 @@ def test_a_copied_rank_takes_the_number_of_its_folder(path: Path) -> None:
 
 
 def test_frames_of_a_later_writer_are_passed_over(path: Path) -> None:
-    from ulpscope.store.native import frames
+    from ulpscope.format import frames
 
     sink = one_step(path, 0)
     assert sink._step is not None
@@ -431,7 +431,7 @@ def test_write_before_begin_step_is_a_mistake_of_the_caller(path: Path) -> None:
 
 
 def test_a_record_larger_than_a_frame_is_refused_and_the_rest_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ulpscope.store.native import frames
+    from ulpscope.format import frames
 
     monkeypatch.setattr(frames, "MAX_BODY", 2000)
     sink = one_step(path, 0)

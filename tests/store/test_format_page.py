@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ulpscope.format.fingerprint import fingerprint_blocks
 from ulpscope.model import Arguments, CallRecord, Frame, RunInfo, TensorRecord
-from ulpscope.numerics.summary.fingerprint import fingerprint_blocks
 from ulpscope.store import DirectorySink, create_run, open_run
 from ulpscope.testing.stores import example_record, example_tensor, looks_alike
 
@@ -89,7 +89,7 @@ def test_the_printed_fingerprint_is_ours(printed: dict[str, Any], size: int) -> 
 
 
 def test_the_page_names_every_kind_and_element() -> None:
-    from ulpscope.store.native.frames import CallFrame, SlotRow, SummaryRow
+    from ulpscope.format.frames import CallFrame, SlotRow, SummaryRow
 
     text = PAGE.read_text(encoding="utf-8")
     for name in ("order", "index", "phase", "level", "module", "parent", "arguments", "modes", "slots", "stack", "recompute"):

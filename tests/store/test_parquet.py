@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ulpscope.errors import DamagedRunError, NewerFormatError
+from ulpscope.format import call_groups, frames, reading
 from ulpscope.model import Arguments, CallRecord, RunInfo, Slot, Summary, TensorRecord
 from ulpscope.store import DirectorySink, create_run, open_run
-from ulpscope.store.native import call_groups, frames, parquet
+from ulpscope.store.native import parquet
 from ulpscope.testing.stores import call_records, example_record, looks_alike
 
 pa = pytest.importorskip("pyarrow")
@@ -308,7 +309,7 @@ def test_no_frame_makes_it_read_elsewhere(tmp_path: Path, data: st.DataObject) -
     bad = struct.pack("<II", len(body), zlib.crc32(body)) + body
     try:
         rows = table_of(tmp_path, start, good, bad)
-        read = [one for one in frames.FrameReader(tmp_path / "records.msgpack") if isinstance(one, frames.CallFrame)]
+        read = [one for one in reading.FrameReader(tmp_path / "records.msgpack") if isinstance(one, frames.CallFrame)]
         assert looks_alike(rows, expected_rows(frames.call_record(one, 3, 5, ()) for one in read))
     except (DamagedRunError, NewerFormatError, OverflowError, ValueError):
         (tmp_path / "records.parquet").unlink(missing_ok=True)

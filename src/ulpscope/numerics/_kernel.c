@@ -39,29 +39,133 @@
 #define BLOCKWISE static __attribute__((noinline)) /* called once for each block: inlined, the file would compile twice as long */
 #define UNALIGNED __attribute__((aligned(1), may_alias))
 
-/* The numbers are those of KINDS in kernel.py. CODES: one byte for each element, its value looked up in a table. */
+/* begin of layouts: tools/layouts.py writes it */
+enum { KERNEL_VERSION = 7, BUCKETS = 496, CHUNK = 262144, STRIPE = 64 };
+/* CODES: one byte for each element, its value looked up in a table. */
 enum kind { FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INT64, INT32, INT16, UINT64, UINT32, UINT16, CODES };
+/* Fingerprint and statistics of a tensor. */
+struct summary {
+    uint64_t s0;
+    uint64_t s1;
+    double min;
+    double max;
+    double sum;
+    double sum_squares;
+    uint64_t nan;
+    uint64_t posinf;
+    uint64_t neginf;
+    uint64_t zero;
+    uint64_t subnormal;
+};
+_Static_assert(sizeof(void *) != 8 || (sizeof(struct summary) == 88 && offsetof(struct summary, s0) == 0 && offsetof(struct summary, s1)
+    == 8 && offsetof(struct summary, min) == 16 && offsetof(struct summary, max) == 24 && offsetof(struct summary, sum) == 32 &&
+    offsetof(struct summary, sum_squares) == 40 && offsetof(struct summary, nan) == 48 && offsetof(struct summary, posinf) == 56 &&
+    offsetof(struct summary, neginf) == 64 && offsetof(struct summary, zero) == 72 && offsetof(struct summary, subnormal) == 80),
+    "tools/layouts.py");
+/* What a pass over two tensors adds up; `worst` and `first_disagree` are -1 where there is none. */
+struct difference {
+    double max_abs;
+    double max_rel;
+    double sum_abs;
+    double sum_squares;
+    double sum_squares_subject;
+    double sum_squares_reference;
+    double sum_products;
+    uint64_t within_1e4;
+    uint64_t within_1e3;
+    uint64_t within_5e3;
+    uint64_t different;
+    uint64_t sign_flips;
+    uint64_t nan_disagree;
+    uint64_t inf_disagree;
+    uint64_t nonfinite;
+    int64_t worst;
+    int64_t first_disagree;
+    uint64_t ulp_max;
+    uint64_t ulp_counts[496];
+};
+_Static_assert(sizeof(void *) != 8 || (sizeof(struct difference) == 4112 && offsetof(struct difference, max_abs) == 0 && offsetof(struct
+    difference, max_rel) == 8 && offsetof(struct difference, sum_abs) == 16 && offsetof(struct difference, sum_squares) == 24 &&
+    offsetof(struct difference, sum_squares_subject) == 32 && offsetof(struct difference, sum_squares_reference) == 40 &&
+    offsetof(struct difference, sum_products) == 48 && offsetof(struct difference, within_1e4) == 56 && offsetof(struct difference,
+    within_1e3) == 64 && offsetof(struct difference, within_5e3) == 72 && offsetof(struct difference, different) == 80 &&
+    offsetof(struct difference, sign_flips) == 88 && offsetof(struct difference, nan_disagree) == 96 && offsetof(struct difference,
+    inf_disagree) == 104 && offsetof(struct difference, nonfinite) == 112 && offsetof(struct difference, worst) == 120 &&
+    offsetof(struct difference, first_disagree) == 128 && offsetof(struct difference, ulp_max) == 136 && offsetof(struct difference,
+    ulp_counts) == 144), "tools/layouts.py");
+/* Bytes in a file, and their hash. */
+struct kept {
+    int64_t fd;
+    uint64_t offset;
+    uint64_t length;
+    uint64_t high;
+    uint64_t low;
+};
+_Static_assert(sizeof(void *) != 8 || (sizeof(struct kept) == 40 && offsetof(struct kept, fd) == 0 && offsetof(struct kept, offset) == 8
+    && offsetof(struct kept, length) == 16 && offsetof(struct kept, high) == 24 && offsetof(struct kept, low) == 32),
+    "tools/layouts.py");
+/* Two of them, and the pairs of tensors that lie in them. */
+struct unit {
+    struct kept sides[2];
+    uint64_t first_view;
+    uint64_t num_views;
+    uint64_t is_in_parts;
+    uint64_t state;
+};
+_Static_assert(sizeof(void *) != 8 || (sizeof(struct unit) == 112 && offsetof(struct unit, sides) == 0 && offsetof(struct unit,
+    first_view) == 80 && offsetof(struct unit, num_views) == 88 && offsetof(struct unit, is_in_parts) == 96 && offsetof(struct unit,
+    state) == 104), "tools/layouts.py");
+/* Where elements lie: pieces of so many bytes. Without dimensions there is one; else extents and strides are among the numbers, from these places on. */
+struct layout {
+    uint64_t first;
+    uint64_t piece;
+    uint64_t dims;
+    uint64_t extents;
+    uint64_t strides;
+};
+_Static_assert(sizeof(void *) != 8 || (sizeof(struct layout) == 40 && offsetof(struct layout, first) == 0 && offsetof(struct layout,
+    piece) == 8 && offsetof(struct layout, dims) == 16 && offsetof(struct layout, extents) == 24 && offsetof(struct layout, strides) ==
+    32), "tools/layouts.py");
+/* A pair of tensors; `values` and `order` are tables of one-byte dtypes. */
+struct view {
+    uint64_t kind;
+    uint64_t numel;
+    const double *values;
+    const int64_t *order;
+    struct layout sides[2];
+};
+_Static_assert(sizeof(void *) != 8 || (sizeof(struct view) == 112 && offsetof(struct view, kind) == 0 && offsetof(struct view, numel) ==
+    8 && offsetof(struct view, values) == 16 && offsetof(struct view, order) == 24 && offsetof(struct view, sides) == 32),
+    "tools/layouts.py");
+/* The fields of `struct difference` but its counts, two quantiles of these, and the bits of both elements at the worst place. */
+struct result {
+    uint8_t fields[144];
+    uint64_t middle;
+    uint64_t high;
+    uint64_t bits[2];
+};
+_Static_assert(sizeof(void *) != 8 || (sizeof(struct result) == 176 && offsetof(struct result, fields) == 0 && offsetof(struct result,
+    middle) == 144 && offsetof(struct result, high) == 152 && offsetof(struct result, bits) == 160), "tools/layouts.py");
+/* Work that several threads share. */
+struct units {
+    struct unit *units;
+    const struct view *views;
+    const size_t *numbers;
+    struct result *results;
+    uint64_t count;
+    uint64_t next;
+};
+_Static_assert(sizeof(void *) != 8 || (sizeof(struct units) == 48 && offsetof(struct units, units) == 0 && offsetof(struct units, views)
+    == 8 && offsetof(struct units, numbers) == 16 && offsetof(struct units, results) == 24 && offsetof(struct units, count) == 32 &&
+    offsetof(struct units, next) == 40), "tools/layouts.py");
+/* end of layouts: tools/layouts.py writes it */
 
 static const size_t SIZE[] = {8, 4, 2, 2, 8, 4, 2, 8, 4, 2, 1};
 /* Whether values need a double; all others are floats of at most 24 bits. */
 static const int IS_WIDE[] = {1, 0, 0, 0, 1, 1, 0, 1, 1, 0, 0};
 
-struct summary {
-    uint64_t s0, s1;
-    double min, max, sum, sum_squares;
-    uint64_t nan, posinf, neginf, zero, subnormal;
-};
-
-enum { BLOCK = 4096, CODE_BLOCK = 32768, PAIR_BLOCK = 512, PAIR_LANES = 8, BUCKETS = 496, SLICES = 8 };
+enum { BLOCK = 4096, CODE_BLOCK = 32768, PAIR_BLOCK = 512, PAIR_LANES = 8, SLICES = 8 };
 enum { SEGMENT = 1 << 18, ROUND = 64, MOST_DIMS = 16 }; /* bytes, a multiple of every block; segments in flight; of a view */
-
-struct difference {
-    double max_abs, max_rel, sum_abs, sum_squares, sum_squares_subject, sum_squares_reference, sum_products;
-    uint64_t within_1e4, within_1e3, within_5e3, different, sign_flips, nan_disagree, inf_disagree, nonfinite;
-    int64_t worst, first_disagree; /* -1: none */
-    uint64_t ulp_max;
-    uint64_t ulp_counts[BUCKETS];
-};
 
 /* What one block of a pair contributes. */
 struct part {
@@ -274,7 +378,7 @@ static void append(struct summary *out, const struct summary *part, size_t words
 #include <unistd.h>
 
 /* XXH3 with 128 bits, for more than 240 bytes, as the xxHash specification has it. */
-enum { STRIPE = 64, HASH_BLOCK = 1024, SECRET = 192, CHUNK = 1 << 18 };
+enum { HASH_BLOCK = 1024, SECRET = 192 };
 static const uint8_t secret[SECRET] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90,
     0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f, 0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d,
@@ -366,8 +470,7 @@ static int level(void) { return 0; }
 #define DISPATCH(function, ...) function##_plain(__VA_ARGS__);
 #endif
 
-/* That of VERSION in kernel.py: goes up with every change of a result or a signature, so that a library left over from an older source is not used. */
-EXPORT int ulpscope_version(void) { return 7; }
+EXPORT int ulpscope_version(void) { return KERNEL_VERSION; }
 
 /* The best instruction set that this CPU has: 0 plain, 1 AVX2, 2 AVX-512. A `target` below means one of these, or -1 for the best. */
 EXPORT int ulpscope_level(void) { return level(); }
@@ -611,45 +714,7 @@ static int is_hash(const uint64_t sums[8], size_t total, uint64_t high, uint64_t
            hash_merged(sums, secret + SECRET - STRIPE - 11, ~(total * PRIME64_2)) == high;
 }
 
-/* Bytes in a file, and their hash. */
-struct kept {
-    int64_t fd;
-    uint64_t offset, length, high, low;
-};
-
-/* Two of them, and the pairs of tensors that lie in them. */
-struct unit {
-    struct kept sides[2];
-    uint64_t first_view, num_views, is_in_parts, state;
-};
-enum { WAITING, TAKEN, COMPARED, FAILED };
-
-/* Where the elements of a tensor lie: pieces of so many bytes. Without dimensions there is one; else extents and strides are among the numbers
- * of all, from these places on. */
-struct layout {
-    uint64_t first, piece, dims, extents, strides;
-};
-
-struct view {
-    uint64_t kind, numel;
-    const double *values;
-    const int64_t *order;
-    struct layout sides[2];
-};
-
-/* The fields of `struct difference` without its counts, of which two quantiles are told, and the bits of both elements at the worst place. */
-struct result {
-    uint8_t fields[offsetof(struct difference, ulp_counts)];
-    uint64_t middle, high, bits[2];
-};
-
-struct units {
-    struct unit *units;
-    const struct view *views;
-    const size_t *numbers;
-    struct result *results;
-    uint64_t count, next;
-};
+enum { WAITING, TAKEN, COMPARED, FAILED }; /* the states of a unit */
 
 static uint64_t bucket_at(const struct difference *found, double share) {
     uint64_t total = 0, reached = 0, needed, i;

@@ -11,74 +11,14 @@ import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING
 
+from ulpscope.numerics.layouts import CODES, KINDS, VERSION, DifferenceOut, SummaryOut
+
 if TYPE_CHECKING:
     from pathlib import Path  # importing it takes longer than opening the kernel, and a comparison begins with that
 
 __all__ = ["BEST_TARGET", "CODES", "KERNEL", "KINDS", "VERSION", "DifferenceOut", "SummaryOut", "kernel_name", "load_kernel", "open_kernel"]
 
-VERSION = 7  # of `ulpscope_version` in _kernel.c
-# The numbers of `enum kind` in _kernel.c; every one-byte dtype is CODES with a table of its values.
-KINDS = {
-    "float64": 0,
-    "float32": 1,
-    "float16": 2,
-    "bfloat16": 3,
-    "int64": 4,
-    "int32": 5,
-    "int16": 6,
-    "uint64": 7,
-    "uint32": 8,
-    "uint16": 9,
-}
-CODES = 10
 BEST_TARGET = -1
-_BUCKETS = 496
-
-
-class SummaryOut(ctypes.Structure):
-    """`struct summary` of _kernel.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_uint64) for name in ("s0", "s1")),
-        *((name, ctypes.c_double) for name in ("min", "max", "sum", "sum_squares")),
-        *((name, ctypes.c_uint64) for name in ("nan", "posinf", "neginf", "zero", "subnormal")),
-    ]
-
-
-class DifferenceOut(ctypes.Structure):
-    """`struct difference` of _kernel.c."""
-
-    _fields_ = [
-        *(
-            (name, ctypes.c_double)
-            for name in (
-                "max_abs",
-                "max_rel",
-                "sum_abs",
-                "sum_squares",
-                "sum_squares_subject",
-                "sum_squares_reference",
-                "sum_products",
-            )
-        ),
-        *(
-            (name, ctypes.c_uint64)
-            for name in (
-                "within_1e4",
-                "within_1e3",
-                "within_5e3",
-                "different",
-                "sign_flips",
-                "nan_disagree",
-                "inf_disagree",
-                "nonfinite",
-            )
-        ),
-        ("worst", ctypes.c_int64),
-        ("first_disagree", ctypes.c_int64),
-        ("ulp_max", ctypes.c_uint64),
-        ("ulp_counts", ctypes.c_uint64 * _BUCKETS),
-    ]
 
 
 def open_kernel() -> ctypes.CDLL | None:

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from ulpscope.errors import DamagedRunError, InputError
+from ulpscope.format.content import content_hash, content_key, parse_content
 from ulpscope.model import DTYPES, CallRecord, LedgerEntry, RunInfo, SinkAbilities, TensorData
 from ulpscope.store.native.ledger import merge_entries
-from ulpscope.store.native.shards import content_key, parse_content, tensor_bytes
+from ulpscope.store.native.shards import tensor_bytes, tensor_of
 
 __all__ = ["MemoryRun", "MemorySink"]
 
@@ -72,7 +71,7 @@ class MemoryRun:
             asked.verify(len(data), self._path)
         except DamagedRunError:
             raise InputError(f"step {step} of rank {rank} keeps no tensor {content}") from None
-        return TensorData(asked.dtype, asked.shape, asked.gathered(data))
+        return tensor_of(asked, data)
 
     def ledger(self, rank: int) -> tuple[LedgerEntry, ...]:
         return merge_entries(self._ledgers.get(rank, []))
@@ -107,7 +106,7 @@ class MemorySink:
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
         data = bytes(tensor_bytes(dtype, shape, buffer))
-        hash = xxhash.xxh3_128_hexdigest(data)
+        hash = content_hash(data)
         self._current().tensors.setdefault(hash, data)
         return content_key(hash, dtype, shape)
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import astuple
@@ -27,10 +25,12 @@ import msgspec
 import numpy as np
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
+from ulpscope.format.frames import UNREADABLE, framed
+from ulpscope.format.reading import FrameReader, newer_format, read_text
 from ulpscope.model import FORMAT_VERSION, LedgerEntry, RunInfo
 from ulpscope.model.health import STATISTICS, Alert, HealthLayout, HealthSeries, HealthStep, HealthTarget
+from ulpscope.store.native.appending import FILE_MODE, FOLDER_MODE, AppendFile, write_all
 from ulpscope.store.native.directory import DirectoryRun
-from ulpscope.store.native.frames import FILE_MODE, FOLDER_MODE, UNREADABLE, AppendFile, FrameReader, newer_format, read_text, write_all
 from ulpscope.store.native.ledger import LedgerFile
 
 __all__ = ["HealthRun", "SeriesSink", "open_health"]
@@ -45,7 +45,6 @@ MAX_ALERTS_BYTES = 16 << 20
 LEDGER = "ledger.jsonl"
 ALERTS = "alerts.jsonl"
 
-_HEAD = struct.Struct("<II")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _ROW_BYTES = 8 * len(STATISTICS)
 
@@ -95,7 +94,7 @@ _alerts = msgspec.json.Decoder(Alert)
 
 def _frame(value: Any) -> bytes:
     body = msgspec.msgpack.encode(value)
-    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+    return framed(body)
 
 
 def _start_bytes(rank: int) -> bytes:

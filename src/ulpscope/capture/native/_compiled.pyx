@@ -162,12 +162,39 @@ cdef struct DLTensor:
     int64_t* strides
     uint64_t byte_offset
 
+# begin of recorder: tools/layouts.py writes it
 cdef struct TensorFacts:
     DLTensor told
     void* storage
     int64_t version
     int requires_grad
-    int mirrors  # a sum of 1 where the values are negated and 2 where they are conjugated
+    int mirrors
+
+cdef struct Entering:
+    int32_t place
+    int32_t result
+    int32_t is_base
+
+cdef struct Leaving:
+    int32_t place
+    int32_t input
+    int32_t view
+
+cdef struct Watched:
+    void* node
+    int32_t entering
+    int32_t num_entering
+    int32_t leaving
+    int32_t num_leaving
+
+cdef struct Plan:
+    const Watched* watched
+    const Entering* entering
+    const Leaving* leaving
+    void* behind
+    void* planner
+    int32_t count
+# end of recorder: tools/layouts.py writes it
 
 cdef struct Exchange:
     uint32_t major
@@ -203,24 +230,6 @@ IS_USABLE = _exchange != NULL
 # ---- what torch tells past Python (`_native.cpp`, which was compiled for the very torch that is installed, or is not there)
 
 
-cdef struct Entering:
-    int32_t place, result, is_base
-
-cdef struct Leaving:
-    int32_t place, input, view
-
-cdef struct Watched:
-    void* node
-    int32_t entering, num_entering, leaving, num_leaving
-
-cdef struct Plan:
-    const Watched* watched
-    const Entering* entering
-    const Leaving* leaving
-    void* behind
-    void* planner
-    int32_t count
-
 cdef enum:  # of `state`
     GRAD = 1
     INFERENCE = 2
@@ -228,7 +237,8 @@ cdef enum:  # of `state`
     AUTOCAST = 8
     TRACING = 16
 
-cdef struct Native:  # in the order of the table of `_native.cpp`
+# begin of table: tools/layouts.py writes it
+cdef struct Native:
     const void* (*tensor_of)(void*) noexcept
     PyObject* (*object_of)(const void*) except NULL
     int (*look)(const void*, TensorFacts*) noexcept
@@ -254,6 +264,7 @@ cdef struct Native:  # in the order of the table of `_native.cpp`
     int (*hook_before)(void*, void*) except -1
     int (*hook_after)(void*, void*) except -1
     void (*set_callback)(int (*)(void*, const void*, const void*) except -1) noexcept
+# end of table: tools/layouts.py writes it
 
 cdef Native* _native = NULL
 
@@ -583,10 +594,20 @@ ctypedef int (*Summarize)(
 ) noexcept nogil
 ctypedef void (*Fingerprint)(const void*, size_t, uint64_t*, int) noexcept nogil
 
+# begin of kernel: tools/layouts.py writes it
 cdef struct HostSummary:  # `struct summary` of numerics/_kernel.c
-    uint64_t low, high
-    double minimum, maximum, total, squares
-    uint64_t counts[5]
+    uint64_t s0
+    uint64_t s1
+    double min
+    double max
+    double sum
+    double sum_squares
+    uint64_t nan
+    uint64_t posinf
+    uint64_t neginf
+    uint64_t zero
+    uint64_t subnormal
+# end of kernel: tools/layouts.py writes it
 
 
 cdef class HostKernel:
@@ -625,20 +646,20 @@ cdef class HostKernel:
                 failed = self.summarize(form.kind, <void*>address, size, 0, 0, NULL, NULL, form.table, form.tiny, &found, self.target,
                                         parallel, many)
             else:
-                self.fingerprint(<void*>address, size, &found.low, self.target)
-        if failed or (self.statistics and not (self.smallest < found.squares < self.largest)):
+                self.fingerprint(<void*>address, size, &found.s0, self.target)
+        if failed or (self.statistics and not (self.smallest < found.sum_squares < self.largest)):
             return None
-        if self.statistics and (found.counts[0] or found.counts[1] or found.counts[2]):
+        if self.statistics and (found.nan or found.posinf or found.neginf):
             return None
         values = Values.__new__(Values)
-        values.note, values.measured, values.high, values.low = "", True, found.high, found.low
+        values.note, values.measured, values.high, values.low = "", True, found.s1, found.s0
         if self.statistics:
             values.has_summary = values.has_order = values.has_mean = True
             values.numel = form.numel
-            values.minimum, values.maximum = found.minimum + 0.0, found.maximum + 0.0
-            values.mean, values.rms = found.total / form.numel, sqrt(found.squares / form.numel)
+            values.minimum, values.maximum = found.min + 0.0, found.max + 0.0
+            values.mean, values.rms = found.sum / form.numel, sqrt(found.sum_squares / form.numel)
             for number in range(5):
-                values.counts[number] = <long long>found.counts[number]
+                values.counts[number] = <long long>(&found.nan)[number]
         return values
 
 

@@ -40,6 +40,99 @@ using NodePtr = decltype(torch::autograd::Edge::function);
 constexpr int kVersion = 1;  // of `native._VERSION`
 constexpr int64_t kMostDims = 25;  // as `_compiled.MOST_DIMS`
 
+// begin of layouts: tools/layouts.py writes it
+typedef int (*Callback)(PyObject* hook, const void* left, const void* entered);
+// A tensor. It begins as DLPack's DLTensor does. `mirrors`: 1 where values are negated, 2 where they are conjugated.
+struct TensorFacts {
+  const void *data;
+  int32_t device_type;
+  int32_t device_id;
+  int32_t ndim;
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+  const int64_t *shape;
+  const int64_t *strides;
+  uint64_t byte_offset;
+  void *storage;
+  int64_t version;
+  int requires_grad;
+  int mirrors;
+};
+static_assert(sizeof(void *) != 8 || (sizeof(TensorFacts) == 72 && offsetof(TensorFacts, data) == 0 && offsetof(TensorFacts,
+    device_type) == 8 && offsetof(TensorFacts, device_id) == 12 && offsetof(TensorFacts, ndim) == 16 && offsetof(TensorFacts, code) ==
+    20 && offsetof(TensorFacts, bits) == 21 && offsetof(TensorFacts, lanes) == 22 && offsetof(TensorFacts, shape) == 24 &&
+    offsetof(TensorFacts, strides) == 32 && offsetof(TensorFacts, byte_offset) == 40 && offsetof(TensorFacts, storage) == 48 &&
+    offsetof(TensorFacts, version) == 56 && offsetof(TensorFacts, requires_grad) == 64 && offsetof(TensorFacts, mirrors) == 68),
+    "tools/layouts.py");
+// Where a gradient enters a node that a call owns.
+struct Entering {
+  int32_t place;
+  int32_t result;
+  int32_t is_base;
+};
+static_assert(sizeof(void *) != 8 || (sizeof(Entering) == 12 && offsetof(Entering, place) == 0 && offsetof(Entering, result) == 4 &&
+    offsetof(Entering, is_base) == 8), "tools/layouts.py");
+// Where it leaves; no view, one in another shape (1), a transposed one (2), or a cast of a float32 leaf (3).
+struct Leaving {
+  int32_t place;
+  int32_t input;
+  int32_t view;
+};
+static_assert(sizeof(void *) != 8 || (sizeof(Leaving) == 12 && offsetof(Leaving, place) == 0 && offsetof(Leaving, input) == 4 &&
+    offsetof(Leaving, view) == 8), "tools/layouts.py");
+// A node, and ranges of the above; `entering` is -1 where no result comes from here.
+struct Watched {
+  Node *node;
+  int32_t entering;
+  int32_t num_entering;
+  int32_t leaving;
+  int32_t num_leaving;
+};
+static_assert(sizeof(void *) != 8 || (sizeof(Watched) == 24 && offsetof(Watched, node) == 0 && offsetof(Watched, entering) == 8 &&
+    offsetof(Watched, num_entering) == 12 && offsetof(Watched, leaving) == 16 && offsetof(Watched, num_leaving) == 20),
+    "tools/layouts.py");
+// The nodes that a finished call owns; `behind` is where the one result is a view of an inner one.
+struct Plan {
+  const Watched *watched;
+  const Entering *entering;
+  const Leaving *leaving;
+  Node *behind;
+  void *planner;
+  int32_t count;
+};
+static_assert(sizeof(void *) != 8 || (sizeof(Plan) == 48 && offsetof(Plan, watched) == 0 && offsetof(Plan, entering) == 8 &&
+    offsetof(Plan, leaving) == 16 && offsetof(Plan, behind) == 24 && offsetof(Plan, planner) == 32 && offsetof(Plan, count) == 40),
+    "tools/layouts.py");
+struct Native {
+  const void* (*tensor_of)(PyObject*);
+  PyObject* (*object_of)(const void*);
+  int (*look)(const void*, TensorFacts*);
+  int64_t (*version_of)(const void*);
+  void* (*hold)(const void*);
+  int (*is_as_taken)(const void*, int64_t, uint64_t);
+  PyObject* (*object_of_held)(const void*, int32_t, const int64_t*, const int64_t*);
+  void (*let_go)(void*);
+  void* (*weak_reference)(void*);
+  int (*state)();
+  int (*is_seen)();
+  int (*graph_task)();
+  int (*shut_eyes)();
+  void (*open_eyes)(int);
+  void* (*new_edges)();
+  void (*free_edges)(void*);
+  int (*add_edge)(void*, const void*, int32_t);
+  int (*add_leaf)(void*, const void*, int32_t);
+  int (*begin_call)(void*);
+  int (*plan_call)(void*, const void* const*, int32_t, int32_t, Plan*);
+  void (*free_plan)(Plan*);
+  const void* (*gradient_at)(const void*, int64_t);
+  int (*hook_before)(void*, PyObject*);
+  int (*hook_after)(void*, PyObject*);
+  void (*set_callback)(Callback);
+};
+// end of layouts: tools/layouts.py writes it
+
 const at::Tensor& as_tensor(const void* tensor) {
   return *static_cast<const at::Tensor*>(tensor);
 }
@@ -59,20 +152,6 @@ int guarded(Work work) noexcept {
 }
 
 // ---- tensors
-
-struct TensorFacts {  // begins as DLPack's DLTensor does
-  const void* data;
-  int32_t device_type, device_id;
-  int32_t ndim;
-  uint8_t code, bits;
-  uint16_t lanes;
-  const int64_t* shape;
-  const int64_t* strides;
-  uint64_t byte_offset;
-  void* storage;
-  int64_t version;
-  int requires_grad, mirrors;
-};
 
 const void* tensor_of(PyObject* object) {
   return &THPVariable_Unpack(object);
@@ -343,28 +422,6 @@ int begin_call(void* given) noexcept {
 
 // ---- the nodes that a finished call owns: `backward.watch_backward`
 
-struct Entering {
-  int32_t place, result, is_base;
-};
-
-struct Leaving {
-  int32_t place, input, view;  // no view, one in another shape (1), a transposed one (2), or a cast of a float32 leaf (3)
-};
-
-struct Watched {
-  Node* node;
-  int32_t entering, num_entering, leaving, num_leaving;  // ranges; entering is -1 where no result comes from here
-};
-
-struct Plan {
-  const Watched* watched;
-  const Entering* entering;
-  const Leaving* leaving;
-  Node* behind;  // where the one result is a view of an inner one
-  void* planner;
-  int32_t count;
-};
-
 enum ViewKind { kNoView = 0, kReshaped = 1, kTransposed = 2, kCast = 3 };
 
 int view_kind(const Node& node) {
@@ -603,7 +660,6 @@ int plan_call(void* edges, const void* const* results, int32_t count, int32_t lo
 
 // ---- hooks
 
-typedef int (*Callback)(PyObject* hook, const void* left, const void* entered);
 Callback callback = nullptr;
 
 // Part of a list of gradients, or NULL.
@@ -684,18 +740,12 @@ void set_callback(Callback given) noexcept {
   callback = given;
 }
 
-// ---- the table, as `_compiled.Native` has it
+// ---- the table
 
-template <typename Function>
-void* entry(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
-void* table[] = {
-    entry(tensor_of), entry(object_of), entry(look), entry(version_of), entry(hold), entry(is_as_taken), entry(object_of_held),
-    entry(let_go), entry(weak_reference), entry(state), entry(is_seen), entry(graph_task), entry(shut_eyes), entry(open_eyes), entry(new_edges),
-    entry(free_edges), entry(add_edge), entry(add_leaf), entry(begin_call), entry(plan_call), entry(free_plan), entry(gradient_at), entry(hook_before),
-    entry(hook_after), entry(set_callback),
+Native table = {
+    tensor_of, object_of, look, version_of, hold, is_as_taken, object_of_held, let_go, weak_reference, state, is_seen, graph_task,
+    shut_eyes, open_eyes, new_edges, free_edges, add_edge, add_leaf, begin_call, plan_call, free_plan, gradient_at, hook_before,
+    hook_after, set_callback,
 };
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
@@ -705,7 +755,7 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nu
 PyMODINIT_FUNC PyInit__native() {
   PyObject* made = PyModule_Create(&module);
   if (made == nullptr) return nullptr;
-  PyObject* capsule = PyCapsule_New(table, "ulpscope.native", nullptr);
+  PyObject* capsule = PyCapsule_New(&table, "ulpscope.native", nullptr);
   if (capsule == nullptr || PyModule_AddObject(made, "TABLE", capsule) < 0 ||
       PyModule_AddIntConstant(made, "VERSION", kVersion) < 0 || PyModule_AddStringConstant(made, "TORCH", TORCH_VERSION) < 0) {
     Py_XDECREF(capsule);

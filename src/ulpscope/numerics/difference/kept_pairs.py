@@ -22,30 +22,15 @@ from ulpscope.numerics.difference.kept_place import Kept
 from ulpscope.numerics.difference.pair_sums import Difference
 from ulpscope.numerics.gathering import pieces
 from ulpscope.numerics.kernel import BEST_TARGET, KERNEL
+from ulpscope.numerics.layouts import BYTES_OF_PARTS, RESULT_BYTES, RESULT_FORMAT, UNIT_WORDS, Units
 
 __all__ = ["ComparedPair", "KeptPairs", "Scratch"]
 
 SHORTEST_BYTES = 241  # the kernel hashes nothing shorter
 MOST_BYTES_OF_VIEWS = 32 << 20  # of both sides: these have to be in memory, while one tensor alone is read in parts
 MOST_FILES = 64
-BYTES_OF_PARTS = 2 * ((1 << 18) + 64)  # two of CHUNK and STRIPE in _kernel.c
-UNIT_WORDS = 14  # of `struct unit` in _kernel.c, the last of which is its state
-RESULT_BYTES = 176  # of `struct result` in _kernel.c
-_unpack_result = Struct("=7d8Q2q3Q8s8s").unpack_from  # `struct result`
+_unpack_result = Struct(RESULT_FORMAT).unpack_from  # `struct result`
 _Layout: TypeAlias = "tuple[int, int, list[int], list[int]]"
-
-
-class _Units(ctypes.Structure):
-    """`struct units` of _kernel.c."""
-
-    _fields_ = [
-        ("units", ctypes.c_void_p),
-        ("views", ctypes.c_void_p),
-        ("numbers", ctypes.c_void_p),
-        ("results", ctypes.c_void_p),
-        ("count", ctypes.c_uint64),
-        ("next", ctypes.c_uint64),
-    ]
 
 
 class ComparedPair(NamedTuple):
@@ -106,7 +91,7 @@ class KeptPairs:
         self._files: set[int] = set()
         self._kinds: list[tuple[str, int]] = []  # of each pair: dtype and number of reals
         self._places: list[tuple[int, int]] = []  # of each pair: its unit, and where its result begins
-        self._shared = _Units()
+        self._shared = Units()
         self._memory: tuple[Any, ...] = ()
         self._results = bytearray()
 
@@ -155,7 +140,7 @@ class KeptPairs:
         results = (ctypes.c_char * len(self._results)).from_buffer(self._results)
         self._memory = (array("Q", units), array("Q", views), numbers, results)
         addresses = [block.buffer_info()[0] for block in self._memory[:3]]
-        self._shared = _Units(*addresses, ctypes.addressof(results), len(self._units), 0)
+        self._shared = Units(*addresses, ctypes.addressof(results), len(self._units), 0)
 
     def begun(self, subject: Kept | None, reference: Kept | None) -> int | None:
         """The number of a pair that some thread has begun and that consists of all bytes of both sides."""

@@ -14,10 +14,10 @@ from itertools import accumulate
 from typing import Any
 
 from ulpscope.model.nouns import dataclass
+from ulpscope.numerics.layouts import BUCKETS
 
 __all__ = ["BUCKETS", "LARGEST_SUM", "SMALLEST_SUM", "Difference", "bucket_top", "distance_in", "quantiles"]
 
-BUCKETS = 496
 # Between these a float64 sum of squares neither overflowed nor lost digits to underflow.
 SMALLEST_SUM, LARGEST_SUM = 1e-270, 1e300
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from ulpscope.format.fingerprint import fingerprint_blocks
 from ulpscope.model import Summary
 from ulpscope.numerics.casting import bytes_at
 from ulpscope.numerics.kernel import KERNEL
-from ulpscope.numerics.summary.fingerprint import fingerprint_blocks
 from ulpscope.numerics.summary.summary_kernel import PreparedView, fingerprinting_with, summarizing_views_with, summarizing_with
 from ulpscope.numerics.summary.summary_numpy import summarize_blocks
 

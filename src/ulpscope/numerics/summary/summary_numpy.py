@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ulpscope.format.fingerprint import BLOCK_WORDS, EMPTY, block_sums
 from ulpscope.model import Summary, dtype
 from ulpscope.numerics.casting import byte_values, real_dtype, reals, widen
-from ulpscope.numerics.summary.fingerprint import BLOCK_WORDS, EMPTY, block_sums
 from ulpscope.numerics.summary.moments import Moments, summary_of
 
 __all__ = ["summarize_blocks"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.store.native.packed_values import Flags, Integers, Walk, expect
+from ulpscope.format.packed_values import Flags, Integers, Walk, expect
 
 __all__ = [
     "coded_words",

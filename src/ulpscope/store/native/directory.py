@@ -22,18 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
-from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, Frame, LedgerEntry, RunInfo, SinkAbilities, TensorData
-from ulpscope.numerics.difference.kept_place import Kept
-from ulpscope.store.native.frames import (
-    FILE_MODE,
-    FOLDER_MODE,
+from ulpscope.format.content import content_hash, content_key
+from ulpscope.format.frames import (
     UNREADABLE,
-    AppendFile,
     CallFrame,
-    FrameReader,
     StackFrame,
     call_record,
     encode_call,
@@ -41,14 +35,14 @@ from ulpscope.store.native.frames import (
     encode_row,
     encode_stack,
     encode_start,
-    end_of_step,
-    newer_format,
-    read_text,
-    repeated,
 )
+from ulpscope.format.reading import FrameReader, end_of_step, newer_format, read_text
+from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, Frame, LedgerEntry, RunInfo, SinkAbilities, TensorData
+from ulpscope.numerics.difference.kept_place import Kept
+from ulpscope.store.native.appending import FILE_MODE, FOLDER_MODE, AppendFile, repeated
 from ulpscope.store.native.ledger import LedgerFile, read_ledger
 from ulpscope.store.native.page_cache import PageCache
-from ulpscope.store.native.shards import ShardIndex, ShardWriter, content_key, tensor_bytes
+from ulpscope.store.native.shards import ShardIndex, ShardWriter, tensor_bytes
 
 __all__ = ["RECORDS", "RUN_JSON", "DirectoryRun", "DirectorySink", "create_run", "recognize"]
 
@@ -214,7 +208,7 @@ class DirectorySink:
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
         data = tensor_bytes(dtype, shape, buffer)
-        hash = xxhash.xxh3_128_hexdigest(data)
+        hash = content_hash(data)
         with self._keeping:
             step = self._open_step()
             if not step.shards.holds(hash):

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from ulpscope.format.frames import UNREADABLE
+from ulpscope.format.reading import read_text
 from ulpscope.model import LedgerEntry
-from ulpscope.store.native.frames import FILE_MODE, UNREADABLE, read_text, write_all
+from ulpscope.store.native.appending import FILE_MODE, write_all
 
 __all__ = ["LedgerFile", "merge_entries", "read_ledger"]
 

@@ -25,7 +25,11 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 import numpy as np
 
+from ulpscope.format.call_groups import BYTES_AT_ONCE, Group, Stacks, ends_of_slots, groups, groups_encoded_again, slots_begin
+from ulpscope.format.frames import UNREADABLE, CallFrame, SlotRow, StartFrame, SummaryRow
+from ulpscope.format.packed_values import Flags, Integers, Unusual, Walk, expect
 from ulpscope.model import Level, Phase, Slot
+from ulpscope.store.native.appending import FILE_MODE
 from ulpscope.store.native.arrow_arrays import (
     coded_words,
     cut_out,
@@ -37,9 +41,6 @@ from ulpscope.store.native.arrow_arrays import (
     told_apart,
     word_array,
 )
-from ulpscope.store.native.call_groups import BYTES_AT_ONCE, Group, Stacks, ends_of_slots, groups, groups_encoded_again, slots_begin
-from ulpscope.store.native.frames import FILE_MODE, UNREADABLE, CallFrame, SlotRow, StartFrame, SummaryRow
-from ulpscope.store.native.packed_values import Flags, Integers, Unusual, Walk, expect
 
 __all__ = ["write_parquet"]
 

@@ -10,23 +10,23 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import re
 import threading
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import xxhash
-
-from ulpscope.errors import DamagedRunError, InputError
+from ulpscope.errors import DamagedRunError
+from ulpscope.format.content import Content, content_hash, parse_content
+from ulpscope.format.frames import TensorFrame, encode_start, encode_tensor
+from ulpscope.format.reading import FrameReader, not_allowed, verify_regular
 from ulpscope.model import DTYPES, TensorData, dtype
 from ulpscope.numerics.buffer_pool import LARGEST_KEPT, room_for
 from ulpscope.numerics.difference.kept_place import Kept
-from ulpscope.store.native.frames import AppendFile, FrameReader, TensorFrame, encode_start, encode_tensor, not_allowed, verify_regular
+from ulpscope.store.native.appending import AppendFile
 from ulpscope.store.native.page_cache import PageCache
 
-__all__ = ["JOURNAL", "ShardIndex", "ShardWriter", "content_key", "parse_content", "tensor_bytes"]
+__all__ = ["JOURNAL", "ShardIndex", "ShardWriter", "tensor_bytes", "tensor_of"]
 
 JOURNAL = "tensors.journal"
 HEADER_SIZE = (64 << 10) - 8
@@ -55,67 +55,6 @@ _SAFETENSORS_NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-
-
-def content_key(hash: str, dtype: str, shape: tuple[int, ...]) -> str:
-    """What a record calls a kept tensor: equal bytes share a hash, whatever they are read as."""
-    return f"{hash}:{dtype}:{'x'.join(map(str, shape))}"
-
-
-_NUMBER = "[0-9]{1,19}"
-_NUMBERS = f"(?:{_NUMBER}(?:x{_NUMBER})*)?"
-_is_content = re.compile(f"([0-9a-f]{{32}}):([a-z0-9_]{{1,40}}):({_NUMBERS})(?::({_NUMBERS}):({_NUMBER}))?").fullmatch
-
-
-class Content(NamedTuple):
-    """The key of a kept tensor, taken apart. Without strides the tensor consists of the bytes, otherwise it is a view of them, in
-    elements.
-    """
-
-    hash: str
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    offset: int
-
-    def verify(self, length: int, where: object) -> None:
-        """Make sure that the tensor can be one of, or a view of, that many bytes, and has no more of them."""
-        if self.dtype not in DTYPES:
-            raise DamagedRunError(f"{where}: a tensor should be of dtype {self.dtype!r}, which is none that we know ({', '.join(DTYPES)})")
-        size = DTYPES[self.dtype].size_bytes
-        needed = prod(self.shape) * size
-        if self.strides is None:
-            fits = needed == length
-        else:
-            fits = 0 < needed <= length and len(self.strides) == len(self.shape) and (self._last() + 1) * size <= length
-        if not fits:
-            raise DamagedRunError(
-                f"{where}: {length} bytes are listed for a {self.dtype} tensor of shape {list(self.shape)}, which cannot be"
-            )
-
-    def _last(self) -> int:
-        assert self.strides is not None
-        return self.offset + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
-
-    def gathered(self, data: memoryview) -> memoryview:
-        """The bytes of the tensor, in order, from those that were kept."""
-        if self.strides is None:
-            return data
-        from ulpscope.numerics.gathering import gathered  # only here: most tensors lie in one piece
-
-        return gathered(data, DTYPES[self.dtype].size_bytes, self.shape, self.strides, self.offset)
-
-
-def parse_content(content: str) -> Content:
-    found = _is_content(content)
-    if found is None:
-        raise InputError(f"{content[:80]!r} is not the key of a kept tensor; take it from the `content` of a record of the same run")
-    hash, dtype, shape, strides, offset = found.groups()
-    return Content(hash, dtype, _numbers(shape), None if strides is None else _numbers(strides), int(offset or 0))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split("x"))) if text else ()
 
 
 def shard_name(number: int) -> str:
@@ -238,12 +177,12 @@ class ShardIndex:
         asked, place, shard = self._found(content)
         data = shard.bytes_at(place.offset, place.length)
         if asked.hash not in self._verified:
-            if xxhash.xxh3_128_hexdigest(data) != asked.hash:
+            if content_hash(data) != asked.hash:
                 raise DamagedRunError(
                     f"{shard.path}: the {place.length} bytes from {place.offset} are not those that were written; restore the file"
                 )
             self._verified.add(asked.hash)
-        return TensorData(asked.dtype, asked.shape, asked.gathered(data))
+        return tensor_of(asked, data)
 
     def kept(self, content: str) -> Kept:
         """Where a tensor lies, for somebody else to read and to verify."""
@@ -378,3 +317,12 @@ def _flat(view: memoryview) -> memoryview:
         import numpy as np
 
         return np.asarray(view).reshape(-1).view(np.uint8).data
+
+
+def tensor_of(content: Content, data: memoryview) -> TensorData:
+    """The tensor that a key names, with its elements in order, from the bytes that were kept."""
+    if content.strides is not None:
+        from ulpscope.numerics.gathering import gathered  # only here: most tensors lie in one piece
+
+        data = gathered(data, DTYPES[content.dtype].size_bytes, content.shape, content.strides, content.offset)
+    return TensorData(content.dtype, content.shape, data)

@@ -7,37 +7,35 @@ A journal that a killed process left behind ends in the middle of a message; wha
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from struct import Struct
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
 from ulpscope.errors import InputError
+from ulpscope.format.frames import HEAD_SIZE, checksum, framed, head_at
 
 __all__ = ["Journal", "read_frame", "write_frame"]
 
-_HEAD = Struct("<II")
 _MOST_BYTES = 1 << 26
 T = TypeVar("T")
 
 
 def write_frame(stream: BinaryIO, message: Any) -> None:
     body = msgspec.msgpack.encode(message)
-    stream.write(_HEAD.pack(len(body), zlib.crc32(body)) + body)
+    stream.write(framed(body))
     stream.flush()
 
 
 def read_frame(stream: BinaryIO, kind: type[T]) -> T | None:
     """The next message; None where the stream ends, or what follows is no whole message."""
-    head = stream.read(_HEAD.size)
-    if len(head) < _HEAD.size:
+    head = stream.read(HEAD_SIZE)
+    if len(head) < HEAD_SIZE:
         return None
-    length, checksum = _HEAD.unpack(head)
+    length, expected = head_at(head)
     body = stream.read(length) if length <= _MOST_BYTES else b""
-    if len(body) < length or zlib.crc32(body) != checksum:
+    if len(body) < length or checksum(body) != expected:
         return None
     try:
         return msgspec.msgpack.decode(body, type=kind)

@@ -8,8 +8,6 @@ file that is not written as we write it (further elements, other widths) is deco
 from __future__ import annotations
 
 import os
-import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -18,11 +16,12 @@ import msgspec
 import numpy as np
 
 from ulpscope.errors import DamagedRunError
+from ulpscope.format.frames import HEAD_SIZE, MAX_BODY, CallFrame, EndFrame, StackFrame, StartFrame, TensorFrame, checksum, head_at
+from ulpscope.format.packed_values import Integers, Unusual, expect
+from ulpscope.format.reading import FrameReader, open_regular
 from ulpscope.model import FORMAT_VERSION, ROLES
-from ulpscope.store.native.frames import MAX_BODY, CallFrame, EndFrame, FrameReader, StackFrame, StartFrame, TensorFrame, open_regular
-from ulpscope.store.native.packed_values import Integers, Unusual, expect
 
-__all__ = ["BYTES_AT_ONCE", "HEAD", "Group", "Stacks", "ends_of_slots", "good_frames", "groups", "groups_encoded_again", "slots_begin"]
+__all__ = ["BYTES_AT_ONCE", "Group", "Stacks", "ends_of_slots", "groups", "groups_encoded_again", "slots_begin"]
 
 RECORDS_IN_GROUP = 5_000
 BYTES_IN_GROUP = 64 << 20
@@ -30,7 +29,6 @@ BYTES_AT_ONCE = 64 << 10  # fresh pages cost more than what is done with them
 
 Stacks: TypeAlias = dict[int, StackFrame]
 
-HEAD = struct.Struct("<II")
 _CALL = 2
 _encode = msgspec.msgpack.Encoder().encode
 _call_decoder = msgspec.msgpack.Decoder(CallFrame)
@@ -57,8 +55,8 @@ def groups(path: Path) -> Iterator[tuple[StartFrame, Group, Stacks]]:
         size = min(os.fstat(file.fileno()).st_size + 1, BYTES_IN_GROUP)
         while more and (block := os.read(file.fileno(), size)):
             data = rest + block if rest else block
-            bounds, more = good_frames(data)
-            begins, ends = bounds[:-1] + HEAD.size, bounds[1:]
+            bounds, more = _good_frames(data)
+            begins, ends = bounds[:-1] + HEAD_SIZE, bounds[1:]
             is_call = np.frombuffer(data, np.uint8).take(begins + 1) == _CALL
             for frame in _decoded(data, begins[~is_call], ends[~is_call]):
                 if isinstance(frame, StackFrame):
@@ -74,14 +72,13 @@ def groups(path: Path) -> Iterator[tuple[StartFrame, Group, Stacks]]:
     expect(start is not None)
 
 
-def good_frames(data: bytes) -> tuple[Integers, bool]:
+def _good_frames(data: bytes) -> tuple[Integers, bool]:
     """Where the frames begin, then where the last of them ends; and whether more data could tell of more."""
     bounds, at, size = [0], 0, len(data)
-    unpack, crc32 = HEAD.unpack_from, zlib.crc32
-    while at + 8 <= size:
-        length, checksum = unpack(data, at)
-        end = at + 8 + length
-        if end > size or crc32(data[at + 8 : end]) != checksum:
+    while at + HEAD_SIZE <= size:
+        length, expected = head_at(data, at)
+        end = at + HEAD_SIZE + length
+        if end > size or checksum(data[at + HEAD_SIZE : end]) != expected:
             return np.array(bounds), end > size and length <= MAX_BODY
         bounds.append(end)
         at = end

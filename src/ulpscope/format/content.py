@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Content keys: what a record calls a kept tensor, made of the hash of its bytes."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import NamedTuple
+
+import xxhash
+
+from ulpscope.errors import DamagedRunError, InputError
+from ulpscope.model import DTYPES
+
+__all__ = ["Content", "content_hash", "content_key", "parse_content"]
+
+content_hash = xxhash.xxh3_128_hexdigest
+
+
+def content_key(hash: str, dtype: str, shape: tuple[int, ...]) -> str:
+    """What a record calls a kept tensor: equal bytes share a hash, whatever they are read as."""
+    return f"{hash}:{dtype}:{'x'.join(map(str, shape))}"
+
+
+_NUMBER = "[0-9]{1,19}"
+_NUMBERS = f"(?:{_NUMBER}(?:x{_NUMBER})*)?"
+_is_content = re.compile(f"([0-9a-f]{{32}}):([a-z0-9_]{{1,40}}):({_NUMBERS})(?::({_NUMBERS}):({_NUMBER}))?").fullmatch
+
+
+class Content(NamedTuple):
+    """The key of a kept tensor, taken apart. Without strides the tensor consists of the bytes, otherwise it is a view of them, in
+    elements.
+    """
+
+    hash: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    offset: int
+
+    def verify(self, length: int, where: object) -> None:
+        """Make sure that the tensor can be one of, or a view of, that many bytes, and has no more of them."""
+        if self.dtype not in DTYPES:
+            raise DamagedRunError(f"{where}: a tensor should be of dtype {self.dtype!r}, which is none that we know ({', '.join(DTYPES)})")
+        size = DTYPES[self.dtype].size_bytes
+        needed = prod(self.shape) * size
+        if self.strides is None:
+            fits = needed == length
+        else:
+            fits = 0 < needed <= length and len(self.strides) == len(self.shape) and (self._last() + 1) * size <= length
+        if not fits:
+            raise DamagedRunError(
+                f"{where}: {length} bytes are listed for a {self.dtype} tensor of shape {list(self.shape)}, which cannot be"
+            )
+
+    def _last(self) -> int:
+        assert self.strides is not None
+        return self.offset + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+
+
+def parse_content(content: str) -> Content:
+    found = _is_content(content)
+    if found is None:
+        raise InputError(f"{content[:80]!r} is not the key of a kept tensor; take it from the `content` of a record of the same run")
+    hash, dtype, shape, strides, offset = found.groups()
+    return Content(hash, dtype, _numbers(shape), None if strides is None else _numbers(strides), int(offset or 0))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split("x"))) if text else ()
