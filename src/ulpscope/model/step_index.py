@@ -21,7 +21,7 @@ from math import prod
 from typing import NamedTuple, TypeVar
 
 from ulpscope.model.names import Role, Slot
-from ulpscope.model.operations.views import is_view
+from ulpscope.model.operations.tensor_views import is_view
 from ulpscope.model.records import RECEIVED_ROLES, CallRecord, TensorRecord
 
 __all__ = ["UNKNOWN", "CallParts", "ForwardCalls", "StepIndex", "call_key", "stepped_before"]
