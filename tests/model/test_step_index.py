@@ -141,6 +141,8 @@ class Naive:
         before = self.before(at, key)
         if before is None:
             return place
+        if self.looks_only(at):
+            return before
         kinds = {self.kind(maker) for maker in self.makers(before, at)}
         return before if kinds and kinds | {self.kind(at)} == {"module", "call"} and self.kind(at) not in kinds else place
 
@@ -148,12 +150,18 @@ class Naive:
         record = self.records[at]
         return "module" if record is not None and record.level == "module" else "call"
 
+    def looks_only(self, at: int) -> bool:
+        record = self.records[at]
+        return record is not None and record.phase == "forward" and record.call.op == "Tensor.t"
+
     def makers(self, birth: Place, until: int) -> list[int]:
         key = self.key(birth)
         found = []
         for at in range(birth[0], until):
             here = self.in_record(at, key)
             record = self.records[at]
+            if self.looks_only(at) and at != birth[0]:
+                continue
             is_given = record is not None and record.phase == "start" and at == birth[0]
             if here and (is_given or all(self.is_made(one) for one in here)) and self.birth(here[0]) == birth:
                 found.append(at)
@@ -306,6 +314,21 @@ def test_a_view_of_a_view_leads_to_its_base() -> None:
     base = index.base(index.value(3, Slot("input", (0,))))
     assert (index.maker(base), list(index.readers(base))) == (0, [1, 3])
     assert index.base(index.value(3, Slot("output", (0,)))) != base
+
+
+def test_what_is_written_through_a_view_is_found_through_another() -> None:
+    """Parts of a bucket are scaled in place, and taken out of the bucket again."""
+    index = StepIndex(
+        [
+            call("Tensor.chunk", [Tensor("whole", (4, 3))], [Tensor("a"), Tensor("b")]),
+            call("Tensor.mul_", [Tensor("a")], [Tensor("c")]),
+            call("Tensor.chunk", [Tensor("whole, with c", (4, 3))], [Tensor("c"), Tensor("b")], index=1),
+            call("torch.cat", [Tensor("c"), Tensor("b")], [Tensor("both", (4, 3))]),
+        ]
+    )
+    value = index.value(3, Slot("input", (0,)))
+    assert (index.maker(value), list(index.readers(value))) == (1, [3])
+    assert index.maker(index.value(2, Slot("input", (0,)))) == UNKNOWN
 
 
 def test_a_shape_that_no_call_gave_is_a_view() -> None:

@@ -124,7 +124,7 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             call = _innermost(call, calls)
             if call.pair.record.level == "module" and _is_cleared(call, calls):
                 continue
-            if call.differences and (masked := values_of_another_mask(call, calls[at + 1 :])):
+            if call.differences and (masked := values_of_another_mask(calls, at)):
                 excused |= masked
                 continue
             slot = worst([slot for slot in made(call) if is_beyond(slot)])

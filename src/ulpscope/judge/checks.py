@@ -16,6 +16,7 @@ from ulpscope.judge.replayed import errs, multiple_of, replay_limits
 from ulpscope.judge.thresholds import threshold
 from ulpscope.model import DTYPES, CallName, CallRecord, Phase, SlotReplay, TensorRecord
 from ulpscope.model.check.checks import CheckedCall, CheckedSlot, CheckRole, Overflow
+from ulpscope.numerics.nonfinite_rule import kinds_of
 
 __all__ = [
     "check_limits",
@@ -190,11 +191,7 @@ def overflows(record: CallRecord, forward: CallRecord | None = None, *, with_res
 
 
 def _is_nonfinite(slot: TensorRecord) -> bool:
-    summary = slot.summary
-    if summary is None:
-        return False
-    ends = (summary.min, summary.max)
-    return bool(summary.num_nonfinite) or any(end is not None and not isfinite(end) for end in ends)
+    return bool(kinds_of(slot.summary))
 
 
 def judge_overflow(call: CheckedCall, *, device_overflows: bool, is_same_device: bool) -> CheckedCall:

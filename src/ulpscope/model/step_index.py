@@ -3,10 +3,11 @@
 
 Records hold no addresses, so a tensor is known by what it holds: fingerprint (or content key), dtype and shape. A value is numbered when
 a call makes it. It stays the same value while calls hand it on unchanged, and becomes another when a call makes the same bits anew; of
-memory that is written in place, each version is a value of its own. What a module returns is the value that a call inside it made, and
-that call is its maker. A view is a value with a base; the base of a chain of views is the value that the first of them looks at. What a
-write through a view leaves in its base has no maker: records do not tell whose memory a view looks at. What is given at the start of a
-step was made there, unless a call before made it.
+memory that is written in place, each version is a value of its own. A view makes no new value of bits that are known: it looks at what
+was written through another view. What a module returns is the value that a call inside it made, and that call is its maker. Any other
+view is a value with a base; the base of a chain of views is the value that the first of them looks at. What a write through a view leaves
+in its base has no maker: records do not tell whose memory a view looks at. What is given at the start of a step was made there, unless a
+call before made it.
 
 Each part is built when it is first asked for, in one pass over the slots.
 """
@@ -20,7 +21,7 @@ from math import prod
 from typing import NamedTuple, TypeVar
 
 from ulpscope.model.names import Role, Slot
-from ulpscope.model.operations.views import is_view
+from ulpscope.model.operations.tensor_views import is_view
 from ulpscope.model.records import RECEIVED_ROLES, CallRecord, TensorRecord
 
 __all__ = ["UNKNOWN", "CallParts", "ForwardCalls", "StepIndex", "call_key", "stepped_before"]
@@ -222,10 +223,14 @@ class StepIndex:
                 values[number] = given[key] = value
                 if is_received and found.readers[value][-1:] != [at]:
                     found.readers[value].append(at)
+            looks_only = record.phase == "forward" and bool(made) and is_view(record.call.op)
             for number, bits, made_key in made:
                 value = given.get(made_key, UNKNOWN)
                 if value == UNKNOWN:
                     value = current.get(made_key, UNKNOWN)
+                    if value != UNKNOWN and looks_only:
+                        values[number] = given[made_key] = value
+                        continue
                     if value == UNKNOWN or found.made_by[value] != maker ^ _EITHER:
                         value = current[made_key] = latest[bits] = found.add(at, number, maker)
                     elif maker == _CALL:

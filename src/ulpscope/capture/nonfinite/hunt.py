@@ -22,22 +22,19 @@ from ulpscope.capture.nonfinite.headroom import Ranges
 from ulpscope.capture.nonfinite.hunt_records import EventWriter, Glimpse, Place, SeenCall, recalled, reference_to, remains_of, version_of
 from ulpscope.capture.nonfinite.hunt_steps import (
     Event,
-    EventKind,
     KeptKind,
     Step,
     Trace,
-    in_backward,
     is_around,
-    is_fault,
     sentence,
     site_of,
-    unknown_origin,
 )
 from ulpscope.capture.torch_internals import Quiet, has_dispatch_modes, saved_tensors, set_grad_enabled, storage_identity
 from ulpscope.capture.walk import Found, encode_arguments
 from ulpscope.errors import NonFiniteError
 from ulpscope.model import DTYPES, Arguments, NonFinite, NonFiniteCall, Phase
 from ulpscope.numerics.nonfinite_rule import CLEAN, Kinds, Origin, Passage, asks_for, is_move, kinds_of_range, pass_through
+from ulpscope.numerics.nonfinite_steps import BegunKind, given_at_the_end, origin_after, reached_by
 
 __all__ = ["Hunt"]
 
@@ -96,16 +93,16 @@ class Hunt:
             step = self._steps.pop(number, None)
             if step is None:
                 return
-            faults = [event for event in step.events if is_fault(step, event) and not (self._is_poisoned and event.kind == "given")]
+            faults = [event for event in step.beginnings if step.is_fault(event) and not (self._is_poisoned and event.kind == "given")]
             self._is_poisoned |= "parameters" in step.reached
             if not self._options.passed_on:
                 told = [event for number, event in enumerate(faults) if not any(is_around(event, other) for other in faults[:number])]
                 self.num_faults += sum([not self._suspect(event) for event in told])
-            for event in step.events:
+            for event in step.beginnings:
                 if event not in faults:
                     site = site_of(event.place)
                     self._harmless[site] = self._harmless.get(site, 0) + 1
-            if step.events and self._writer.has_written(number):
+            if step.beginnings and self._writer.has_written(number):
                 self._write_outcome(step, len(faults))
             self._writer.end_step(number)
             self._traces = {key: trace for key, trace in self._traces.items() if self._is_current(trace)}
@@ -165,7 +162,7 @@ class Hunt:
     @property
     def is_tripped(self) -> bool:
         """Whether something began in this step: from then on every call is looked at closely."""
-        return bool(self._step.events)
+        return bool(self._step.beginnings)
 
     def glance(self, place: Place, phase: Phase, results: Sequence[Found]) -> bool:
         """Whether sums tell that the results of a call are finite; they are done with then. To be called where no function mode sees it."""
@@ -241,7 +238,7 @@ class Hunt:
                     self._learn(call, [(None, magnitude) for magnitude in found.get(number, ())])
 
     def _is_plainly_clean(self, magnitudes: torch.Tensor) -> bool:
-        if any(self._saturates.values()) or any(step.events for step in self._steps.values()):
+        if any(self._saturates.values()) or any(step.beginnings for step in self._steps.values()):
             return False
         return bool(magnitudes.max() < _INFINITY)
 
@@ -291,7 +288,7 @@ class Hunt:
             for earlier in call.before:
                 earlier.results = [(slot, tensor) for slot, tensor in earlier.results if not earlier.is_gone(tensor)]
                 self._learn(earlier, [read_extremes(tensor) for _, tensor in earlier.results])
-        if leaving or (is_call and self._steps[call.step].events):
+        if leaving or (is_call and self._steps[call.step].beginnings):
             self._look_closer(call, leaving)
         call.let_go()
         if is_call:
@@ -324,7 +321,7 @@ class Hunt:
         asked = asks_for((*call.args, *call.kwargs.values()), leaving) if leaving else False
         passage = pass_through(call.place.op, entering, leaving, asked=asked)
         if call.phase == "backward":
-            passage, events = in_backward(passage, bool(entering) or not call.entering, events, step)
+            passage, events = step.in_backward(passage, bool(entering) or not call.entering, events)
         if passage in ("made", "given", "soft"):
             events = [self._begin_event(call, step, passage, leaving)]
         elif passage in ("passed", "swallowed"):
@@ -339,18 +336,17 @@ class Hunt:
     def _look_at_state(self, call: SeenCall, step: Step) -> None:
         """The loss, gradients, parameters or the state of an optimizer are not finite."""
         call.results = [(slot, tensor) for slot, tensor in call.results if self._kinds([tensor])]
-        what = _REACHED.get(call.results[0][0].role, "parameters") if call.results else "parameters"
+        what = reached_by(call.results[0][0].role if call.results else "")
         step.reach(what)
-        if step.events:
+        if step.beginnings:
             self._follow(call, "passed", step.at_large)
             return
         names = {slot.path for slot, _ in call.results}
         call.entering = [
             (slot, tensor) for slot, tensor in call.entering if slot.path in names or slot.path in {name[:-1] for name in names}
         ]
-        kind: EventKind = "received" if what == "gradients" and self._world_size > 1 else "made"
-        if call.phase == "start":
-            kind = "given"
+        roles = {slot.role for slot, _ in call.results}
+        kind: BegunKind = "given" if call.phase == "start" else given_at_the_end(roles, world_size=self._world_size)
         self._locate(call)
         self._begin_event(call, step, kind, self._kinds(tensor for _, tensor in call.results))
 
@@ -376,29 +372,31 @@ class Hunt:
                 continue
             kinds = self._kinds([tensor])
             if kinds:
-                origin, event = (trace.origin, trace.event) if trace is not None else unknown_origin(call, step, kinds)
+                origin, event = self._origin(trace, call, step, kinds)
                 entering[origin] = entering.get(origin, CLEAN) | kinds
                 if event is not None and event not in events:
                     events.append(event)
         return entering, events
 
+    def _origin(self, trace: Trace | None, call: SeenCall, step: Step, kinds: Kinds) -> tuple[Origin | None, Event | None]:
+        """Where a value came from; not every call is seen in time on an accelerator, nor where modules are seen."""
+        if trace is not None:
+            return trace.origin, trace.event
+        return step.unseen_origin(kinds) if call.is_late or call.place.level == "module" else (None, None)
+
     def _trace(self, call: SeenCall, passage: Passage, entering: dict[Origin | None, Kinds], events: list[Event]) -> None:
-        origin: Origin = "made"
-        if passage in ("soft", "masked", "given"):
-            origin = passage
-        elif passage == "passed" and "made" not in entering and "given" in entering:
-            origin = "given"
+        origin = origin_after(passage, entering)
         for _, tensor in call.results:
             if self._kinds([tensor]):
                 storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
                 self._traces[_identity(tensor)] = Trace(storage, call.step, origin, events[0] if events else None)
 
-    def _begin_event(self, call: SeenCall, step: Step, kind: EventKind, leaving: Kinds) -> Event:
+    def _begin_event(self, call: SeenCall, step: Step, kind: BegunKind, leaving: Kinds) -> Event:
         is_half = any(tensor.dtype is torch.float16 for _, tensor in call.results)
         event = Event(kind, call.place, call.phase, leaving, is_half, sentence(call, kind, leaving))
         if not self._wants(call.place):
             return event
-        step.events.append(event)
+        step.beginnings.append(event)
         self.glances &= step is not self._step
         if self._options.passed_on or self._is_worth_writing(event):
             self._writer.forget()
@@ -449,7 +447,7 @@ class Hunt:
                 notes[id(tensor)] = f"overwritten by this call; before it, {self._remembered(tensor)}"
         return notes
 
-    def _notes(self, call: SeenCall, kind: EventKind) -> dict[int, str]:
+    def _notes(self, call: SeenCall, kind: BegunKind) -> dict[int, str]:
         """Who made the inputs that no call was seen to make, as far as the graph tells; what is known of gradients."""
         if call.note:
             return {id(tensor): call.note for _, tensor in call.results}
@@ -495,10 +493,7 @@ class Hunt:
     def _follow(self, call: SeenCall, passage: Passage, events: list[Event]) -> None:
         """Count where values went, and write the first of these calls as statistics."""
         for event in events:
-            event.last_touch = passage
-            event.num_passed += passage == "passed"
-            if event.kind == "soft" and passage == "passed":
-                event.kind = "made"
+            self._steps[call.step].touch(event, passage)
         if self._options.passed_on and passage == "passed" and events and call.place.level != "state" and not self.is_done:
             self._keep(call, "passed", {}, events[0].text)
         for event in events:
@@ -530,8 +525,8 @@ class Hunt:
         """Gradients have been looked at and are about to be used: the last moment to stop before they do harm."""
         self._step.has_update = True
         if self._options.raise_error and not self._options.passed_on:
-            for event in self._step.events:
-                if is_fault(self._step, event):
+            for event in self._step.beginnings:
+                if self._step.is_fault(event):
                     self._sound(event)
 
     def received(self, call: SeenCall, before: Kinds) -> None:
@@ -574,9 +569,6 @@ def _identity(tensor: torch.Tensor) -> int:
         return storage_identity(tensor)
     except (RuntimeError, NotImplementedError):  # a tensor without a storage of its own
         return id(tensor)
-
-
-_REACHED = {"output": "loss", "gradient": "gradients"}
 
 
 def _stops_at_the_limit(device: torch.device) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has happened in a step of a watched program, and what that makes of it: events, where they are traced to, and which are faults."""
+"""What has happened in a step of a watched program: events, and where values are traced to."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from typing import Any, Literal, NamedTuple
 from ulpscope.capture.nonfinite.hunt_records import Place, SeenCall
 from ulpscope.model import Phase
 from ulpscope.numerics.nonfinite_rule import Kinds, Origin, Passage
+from ulpscope.numerics.nonfinite_steps import BegunKind, BegunStep
 
 __all__ = [
     "Event",
-    "EventKind",
     "KeptKind",
     "Step",
     "Trace",
-    "in_backward",
     "is_around",
-    "is_fault",
     "sentence",
     "site_of",
-    "unknown_origin",
 ]
 
-EventKind = Literal["made", "given", "received", "soft"]
 KeptKind = Literal["made", "given", "received", "soft", "passed", "masked"]
 
 
@@ -41,7 +37,7 @@ class Trace(NamedTuple):
 class Event:
     """Something that began in a step; whether it is a fault is decided when the step is over."""
 
-    kind: EventKind
+    kind: BegunKind
     place: Place
     phase: Phase
     kinds: Kinds
@@ -54,28 +50,13 @@ class Event:
 
 
 @dataclass(slots=True)
-class Step:
+class Step(BegunStep[Event]):
     """What has happened in one step so far."""
 
     number: int
     order: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    reached: list[str] = field(default_factory=list)
-    has_backward: bool = False
-    has_update: bool = False
-    is_skipped: bool = False
-    scale: float | None = None
     kept: set[tuple[str, int, Phase]] = field(default_factory=set)
-
-    def reach(self, what: str) -> None:
-        if what not in self.reached:
-            self.reached.append(what)
-
-    @property
-    def at_large(self) -> list[Event]:
-        """What may be behind something bad later in the step: not what was swallowed, if there is anything else."""
-        return [event for event in self.events if event.last_touch != "swallowed"] or self.events
 
 
 def is_around(event: Event, earlier: Event) -> bool:
@@ -83,33 +64,6 @@ def is_around(event: Event, earlier: Event) -> bool:
     if event.place.level != "module" or event.phase != earlier.phase:
         return False
     return event.place.module == earlier.place.module or not event.place.module or earlier.place.module.startswith(f"{event.place.module}.")
-
-
-def unknown_origin(call: SeenCall, step: Step, kinds: Kinds) -> tuple[Origin | None, Event | None]:
-    """Where not every call is seen in time, what nobody saw made is laid at the door of what began before."""
-    if step.events and not kinds.is_mask and (call.is_late or call.place.level == "module"):
-        return "made", step.at_large[0]
-    return None, None
-
-
-def is_fault(step: Step, event: Event) -> bool:
-    is_of_scaling = event.phase in ("backward", "optimizer") and event.is_half and event.kinds is not Kinds.NAN
-    if step.is_skipped and is_of_scaling:
-        return False
-    if step.reached:
-        return event in step.at_large
-    if step.has_backward and event.phase == "forward":
-        return False
-    if step.has_update and event.phase == "backward":
-        return False
-    return event.kind != "soft" and event.last_touch != "swallowed"
-
-
-def in_backward(passage: Passage, is_given: bool, events: list[Event], step: Step) -> tuple[Passage, list[Event]]:
-    """A gradient is never a mask, and one that was not finite before is explained by what began earlier in the step."""
-    if passage in ("masked", "soft", "given", "made") and is_given and step.events:
-        return "passed", events or step.at_large
-    return ("made" if passage in ("masked", "soft") else passage), events
 
 
 def site_of(place: Place) -> tuple[str, str, Any]:

@@ -8,15 +8,14 @@ began earlier in the step. Whether a beginning is a fault depends on what it rea
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
 
-from ulpscope.model import CallRecord, TensorRecord
+from ulpscope.model import CallRecord, Phase, TensorRecord
+from ulpscope.model.step_index import ForwardCalls
 from ulpscope.numerics.nonfinite_rule import CLEAN, MASK_NOTE, Kinds, Origin, Passage, asks_for, kinds_of, pass_through
+from ulpscope.numerics.nonfinite_steps import BegunKind, BegunStep, given_at_the_end, origin_after, reached_by
 
 __all__ = ["Beginning", "StepTrace", "trace_step"]
-
-_BeginningKind: TypeAlias = Literal["made", "given", "received", "soft"]
 
 
 @dataclass(slots=True)
@@ -26,7 +25,7 @@ class Beginning:
     `before` is the last record with finite results before it; `forward` the forward side of a call that began them in backward.
     """
 
-    kind: _BeginningKind
+    kind: BegunKind
     record: CallRecord
     slots: tuple[TensorRecord, ...]
     kinds: Kinds
@@ -36,47 +35,23 @@ class Beginning:
     swallowed_by: CallRecord | None = None
     last_touch: Passage = "passed"
 
+    @property
+    def phase(self) -> Phase:
+        return self.record.phase
+
+    @property
+    def is_half(self) -> bool:
+        return any(slot.dtype == "float16" for slot in self.slots)
+
 
 @dataclass(slots=True)
-class StepTrace:
+class StepTrace(BegunStep[Beginning]):
     """What one step of one rank tells: beginnings in order of time, and what they reached."""
 
     rank: int
     step: int
-    beginnings: list[Beginning] = field(default_factory=list)
-    reached: list[str] = field(default_factory=list)
-    has_backward: bool = False
-    has_update: bool = False
-    is_skipped: bool = False
-    scale: float | None = None
     num_calls: int = 0
     num_unknown: int = 0
-
-    def reach(self, what: str) -> None:
-        if what not in self.reached:
-            self.reached.append(what)
-
-    def is_fault(self, beginning: Beginning) -> bool:
-        """Whether it did harm; what vanished before the loss, or was a mask, did none."""
-        if self.is_expected(beginning):
-            return False
-        if self.reached:
-            return beginning in self.at_large
-        if self.has_backward and beginning.record.phase == "forward":
-            return False
-        if self.has_update and beginning.record.phase == "backward":
-            return False
-        return beginning.kind != "soft" and beginning.last_touch != "swallowed"
-
-    @property
-    def at_large(self) -> list[Beginning]:
-        """What may be behind something bad later in the step: not what was swallowed, if there is anything else."""
-        return [beginning for beginning in self.beginnings if beginning.last_touch != "swallowed"] or self.beginnings
-
-    def is_expected(self, beginning: Beginning) -> bool:
-        """Whether loss scaling explains it: a float16 gradient overflowed and the scaler left the weights alone."""
-        is_half = any(slot.dtype == "float16" for slot in beginning.slots)
-        return self.is_skipped and beginning.record.phase in ("backward", "optimizer") and is_half and beginning.kinds is not Kinds.NAN
 
 
 def trace_step(
@@ -106,7 +81,7 @@ class _Tracer:
         self._world_size = world_size
         self._saturates = saturates
         self._origins: dict[str, tuple[Origin, Beginning | None]] = {}
-        self._forward: dict[str, CallRecord] = {}
+        self._forward = ForwardCalls[CallRecord]()
         self._last_clean: CallRecord | None = None
         self._last_forward: tuple[CallRecord, Kinds] | None = None
         self._told: dict[str, object] | None = None
@@ -156,7 +131,7 @@ class _Tracer:
         if not leaving:
             self._last_clean = record
         if record.phase == "forward":
-            self._forward.setdefault(str(record.call), record)
+            self._forward.add(record, record)
             if not trace.has_backward:
                 self._last_forward = (record, leaving)
 
@@ -172,7 +147,7 @@ class _Tracer:
             return
         if record.phase == "backward":
             is_gradient_alone = not any(record.receives(slot.slot) and slot not in made for slot in record.slots)
-            passage, behind = self._in_backward(passage, bool(entering) or is_gradient_alone, behind)
+            passage, behind = trace.in_backward(passage, bool(entering) or is_gradient_alone, behind)
         if passage == "made" and record.call.op.startswith("distributed."):
             behind = [self._begin("received", record, made)]
             passage = "passed"
@@ -180,17 +155,11 @@ class _Tracer:
             behind = [self._begin(passage, record, made)]
         elif passage in ("passed", "swallowed"):
             for beginning in behind:
-                _touch(beginning, passage, record)
+                self._touch(beginning, passage, record)
         if passage not in ("clean", "swallowed"):
-            self._remember(made, _origin(passage, entering), behind)
+            self._remember(made, origin_after(passage, entering), behind)
         if any(slot.slot.role == "gradient" and self._kinds_of([slot]) for slot in made):
             trace.reach("gradients")
-
-    def _in_backward(self, passage: Passage, is_given: bool, behind: list[Beginning]) -> tuple[Passage, list[Beginning]]:
-        """A gradient is never a mask, and one that was not finite before is explained by what began earlier in the step."""
-        if passage in ("masked", "soft", "given", "made") and is_given and self.trace.beginnings:
-            return "passed", behind or self.trace.at_large
-        return ("made" if passage in ("masked", "soft") else passage), behind
 
     def _is_told_already(self, record: CallRecord, made: Sequence[TensorRecord]) -> bool:
         """Whether a module's result is that of a call inside it, which stands before it."""
@@ -220,7 +189,7 @@ class _Tracer:
 
     def _add_forward(self, record: CallRecord, entering: dict[Origin | None, Kinds], behind: list[Beginning]) -> None:
         """A backward call also works with what its forward call had."""
-        forward = self._forward.get(str(record.call))
+        forward = self._forward.of(record)
         for slot in forward.slots if forward is not None else ():
             known = self._origins.get(slot.fingerprint) if slot.fingerprint is not None else None
             if known is not None and known[0] != "masked" and known[1] is not None:
@@ -232,19 +201,16 @@ class _Tracer:
         known = self._origins.get(slot.fingerprint) if slot.fingerprint is not None else None
         if known is not None or (slot.fingerprint is not None and not self._is_watched):
             return known or (None, None)
-        if self.trace.beginnings and not kinds.is_mask:
-            return "made", self.trace.at_large[-1]
-        return None, None
+        return self.trace.unseen_origin(kinds)
 
     def _remember(self, made: Iterable[TensorRecord], origin: Origin, behind: list[Beginning]) -> None:
         for slot in made:
             if slot.fingerprint is not None and kinds_of(slot.summary, slot.dtype, saturates=self._saturates):
                 self._origins[slot.fingerprint] = (origin, behind[0] if behind else None)
 
-    def _begin(self, kind: _BeginningKind, record: CallRecord, made: Iterable[TensorRecord]) -> Beginning:
+    def _begin(self, kind: BegunKind, record: CallRecord, made: Iterable[TensorRecord]) -> Beginning:
         slots = [slot for slot in made if kinds_of(slot.summary, slot.dtype, saturates=self._saturates)]
-        forward = self._forward.get(str(record.call)) if record.phase == "backward" else None
-        beginning = Beginning(kind, record, tuple(slots), self._kinds_of(slots), forward, self._last_clean)
+        beginning = Beginning(kind, record, tuple(slots), self._kinds_of(slots), self._forward.of(record), self._last_clean)
         self.trace.beginnings.append(beginning)
         return beginning
 
@@ -266,15 +232,12 @@ class _Tracer:
             self._take_start(record, bad)
             return
         for slot in bad:
-            self.trace.reach({"output": "loss", "gradient": "gradients"}.get(slot.slot.role, "parameters"))
-        made = [slot for slot in bad if slot.slot.role != "gradient"]
+            self.trace.reach(reached_by(slot.slot.role))
         if self.trace.beginnings:
             for beginning in self.trace.at_large:
-                _touch(beginning, "passed", record)
-        elif len(made) == len(bad):
-            self._begin("made", record, made)
+                self._touch(beginning, "passed", record)
         else:
-            self._begin("received" if self._world_size > 1 else "made", record, bad)
+            self._begin(given_at_the_end({slot.slot.role for slot in bad}, world_size=self._world_size), record, bad)
 
     def _take_start(self, record: CallRecord, bad: list[TensorRecord]) -> None:
         """Parameters and batches that were not finite to begin with; a mask among them is none of our business."""
@@ -283,18 +246,7 @@ class _Tracer:
             beginning = self._begin("given", record, suspects)
             self._remember(suspects, "given", [beginning])
 
-
-def _origin(passage: Passage, entering: dict[Origin | None, Kinds]) -> Origin:
-    if passage == "soft" or passage == "masked" or passage == "given":
-        return passage
-    return "given" if passage == "passed" and "made" not in entering and "given" in entering else "made"
-
-
-def _touch(beginning: Beginning, passage: Passage, record: CallRecord) -> None:
-    beginning.last_touch = passage
-    if passage == "swallowed":
-        beginning.swallowed_by = record
-        return
-    beginning.num_passed += 1
-    if beginning.kind == "soft":
-        beginning.kind = "made"
+    def _touch(self, beginning: Beginning, passage: Passage, record: CallRecord) -> None:
+        self.trace.touch(beginning, passage)
+        if passage == "swallowed":
+            beginning.swallowed_by = record

@@ -12,7 +12,7 @@ from typing import Any
 
 from ulpscope.explain.nonfinite.origins import Beginning
 from ulpscope.model import DTYPES, CallRecord, TensorRecord
-from ulpscope.numerics.nonfinite_rule import Kinds
+from ulpscope.numerics.nonfinite_rule import Kinds, kinds_of
 
 __all__ = ["cause_of", "magnitude", "maker_of", "remedy_of", "sure_magnitude"]
 
@@ -72,7 +72,7 @@ def maker_of(beginning: Beginning) -> str:
 
 
 def _is_bad(slot: TensorRecord) -> bool:
-    return bool(slot.summary is not None and slot.summary.num_nonfinite)
+    return bool(kinds_of(slot.summary))
 
 
 # ---- forward

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ulpscope.explain.contributions import entered, made
+from ulpscope.explain.flow import value_in
 from ulpscope.explain.programs.settings import is_setting
 from ulpscope.explain.suspects import value_of
 from ulpscope.explain.views import StepView, worst
@@ -24,10 +25,12 @@ from ulpscope.model import (
     FingerprintMeasurement,
     JudgedCall,
     JudgedSlot,
+    Side,
     SummaryMeasurement,
     TensorMeasurement,
 )
 from ulpscope.model.operations.randomness import draws
+from ulpscope.model.step_index import UNKNOWN
 
 __all__ = ["clue_generators", "explain_rng", "generator_lines", "is_random", "remark_on_draws", "rng_differences"]
 
@@ -36,6 +39,7 @@ DEVICE_ADVICE = (
     "devices of two kinds draw different numbers from the same seed, so what is made of them is not compared: switch random operations off "
     "(dropout 0), or draw on the CPU and move the numbers to the device"
 )
+_SIDES: tuple[Side, Side] = ("subject", "reference")
 _NEAR = 2.0**-5
 """Values closer than this are the same draw in another precision: other numbers in one of a thousand elements are farther apart."""
 
@@ -153,23 +157,23 @@ def _generators(call: JudgedCall) -> tuple[dict[str, Any], dict[str, Any]]:
 def _leads_on(view: StepView, drawn: JudgedCall) -> bool:
     """Whether something that hangs on a draw differs in the end: weights, a batch, a gradient, a step, or a value that nothing follows.
 
-    Values are followed by their fingerprints. Numbers that were overwritten before the parameters were recorded, as by a checkpoint that
-    is loaded, lead to nothing.
+    Values are followed through the data flow of both sides. Numbers that were overwritten before the parameters were recorded, as by a
+    checkpoint that is loaded, lead to nothing.
     """
-    at = next(place for place, call in enumerate(view.calls) if call is drawn)
-    later = view.calls[at + 1 :]
-    hanging = {key for slot in made(drawn) if (key := _values(slot)) is not None}
+    start = view.position(drawn)
+    hanging = set(_differing_values(view, start, made(drawn)))
     open_ends: dict[Hashable, bool] = dict.fromkeys(hanging, False)
     has_followers = False
-    for call in later:
+    for at in range(start + 1, len(view.calls)):
+        call = view.calls[at]
         record = call.pair.record
         if record.phase == "start":
             if record.call.op == "state.parameters":
                 open_ends = {key: False for key in open_ends}
-            if any(_values(slot) in hanging for slot in call.slots):
+            if not hanging.isdisjoint(_differing_values(view, at, call.slots)):
                 return True
             continue
-        received = {key for slot in entered(call) if (key := _values(slot)) in hanging}
+        received = hanging.intersection(_differing_values(view, at, entered(call)))
         is_draw = is_random(record)
         has_followers = has_followers or (not is_draw and bool(made(call)))
         if record.phase == "backward" and any(not _is_alike(slot) for slot in made(call)) and received:
@@ -178,7 +182,7 @@ def _leads_on(view: StepView, drawn: JudgedCall) -> bool:
             continue
         for key in received:
             open_ends.pop(key, None)
-        fresh = {key for slot in made(call) if not _is_alike(slot) and (key := _values(slot)) is not None}
+        fresh = set(_differing_values(view, at, [slot for slot in made(call) if not _is_alike(slot)]))
         if fresh and record.phase == "optimizer":
             return True
         hanging |= fresh
@@ -186,10 +190,12 @@ def _leads_on(view: StepView, drawn: JudgedCall) -> bool:
     return any(open_ends.values()) or not has_followers
 
 
-def _values(slot: JudgedSlot) -> Hashable | None:
-    """Both sides' values, where they are told and not the same."""
-    ours, theirs = value_of(slot.pair.subject), value_of(slot.pair.reference)
-    return None if ours is None or theirs is None or ours == theirs else (ours, theirs)
+def _differing_values(view: StepView, at: int, slots: Sequence[JudgedSlot]) -> Iterator[Hashable]:
+    """Both sides' values in slots of the call at a position, where they are told and not the same."""
+    for slot in slots:
+        ours, theirs = (value_in(view.flow(side), at, slot, side) for side in _SIDES)
+        if UNKNOWN not in (ours, theirs) and value_of(slot.pair.subject) != value_of(slot.pair.reference):
+            yield ours, theirs
 
 
 def _is_alike(slot: JudgedSlot) -> bool:
