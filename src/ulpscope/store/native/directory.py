@@ -25,7 +25,7 @@ import msgspec
 import xxhash
 
 from ulpscope.errors import DamagedRunError, InputError, NotARunError
-from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, Frame, LedgerEntry, RunInfo, SinkAbilities, TensorData
+from ulpscope.model import FORMAT_VERSION, CallRecord, DraftCall, Frame, LedgerEntry, RunInfo, SinkAbilities, TensorData
 from ulpscope.numerics.difference.kept_place import Kept
 from ulpscope.store.native.frames import (
     FILE_MODE,
@@ -37,8 +37,8 @@ from ulpscope.store.native.frames import (
     StackFrame,
     call_record,
     encode_call,
+    encode_draft,
     encode_end,
-    encode_row,
     encode_stack,
     encode_start,
     end_of_step,
@@ -200,9 +200,8 @@ class DirectorySink:
     def write(self, record: CallRecord) -> None:
         self._open_step().write(record)
 
-    def write_rows(self, rows: Iterable[CallRow]) -> None:
-        """Append records given as rows, in one go."""
-        self._open_step().write_rows(rows)
+    def write_drafts(self, drafts: Iterable[DraftCall]) -> None:
+        self._open_step().write_drafts(drafts)
 
     def number_stack(self, stack: tuple[Frame, ...]) -> int:
         """The number of a stack in the file of the open step, for who makes frames."""
@@ -311,8 +310,8 @@ class _OpenStep:
         self._records.append(encode_call(record, stack))
         self._num_records += 1
 
-    def write_rows(self, rows: Iterable[CallRow]) -> None:
-        frames = [encode_row(row, self.number(row.stack) if row.stack else None) for row in rows]
+    def write_drafts(self, drafts: Iterable[DraftCall]) -> None:
+        frames = [encode_draft(draft, self.number(draft.stack) if draft.stack else None) for draft in drafts]
         self.write_frames(b"".join(frames) if len(frames) > 1 else frames[0], len(frames))
 
     def write_frames(self, frames: bytes | memoryview, count: int) -> None:
