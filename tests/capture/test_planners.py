@@ -94,6 +94,7 @@ def test_the_planners_agree(call: Any, looks_through: bool, writes: bool) -> Non
         returned = _run(inputs, steps, results, views, into)
     except RuntimeError:  # torch refuses to write to this in place
         return
+    assert all(tensor.grad_fn is None or tensor.grad_fn.name() for tensor in returned)  # a view written to gets its node when asked
     outputs: list[Found] = [(slot_and_mark("output", (number,))[0], tensor) for number, tensor in enumerate(returned)]
     plan = plan_call(edges, outputs, looks_through=looks_through)
     nodes = [_plain(entering, leaving) for _, entering, leaving in plan.nodes]

@@ -18,7 +18,8 @@ from ulpscope.model import (
     Arguments,
     CallName,
     CallRecord,
-    CallRow,
+    DraftCall,
+    DraftTensor,
     Frame,
     Level,
     Modes,
@@ -44,8 +45,8 @@ __all__ = [
     "checksum",
     "decoded",
     "encode_call",
+    "encode_draft",
     "encode_end",
-    "encode_row",
     "encode_stack",
     "encode_start",
     "encode_tensor",
@@ -250,11 +251,29 @@ def encode_call(record: CallRecord, stack: int | None) -> bytes:
     )
 
 
-def encode_row(row: CallRow, stack: int | None) -> bytes:
-    return _frame(_encode((2, *row[:10], stack, row.recompute)))
+def encode_draft(draft: DraftCall, stack: int | None) -> bytes:
+    return _frame(
+        _encode(
+            (
+                2,
+                draft.order,
+                draft.op,
+                draft.index,
+                draft.phase,
+                draft.level,
+                draft.module,
+                draft.parent,
+                msgspec.Raw(draft.arguments) if isinstance(draft.arguments, bytes) else draft.arguments,
+                draft.modes,
+                [_slot_row(slot) for slot in draft.slots],
+                stack,
+                draft.recompute,
+            )
+        )
+    )
 
 
-def _slot_row(record: TensorRecord) -> tuple[Any, ...]:
+def _slot_row(record: DraftTensor) -> tuple[Any, ...]:
     summary = record.summary
     return (
         (record.slot.role, record.slot.path),

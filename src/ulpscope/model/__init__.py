@@ -18,11 +18,10 @@ from ulpscope.model.measurements import (
 )
 from ulpscope.model.names import INPUT_ROLES, OUTPUT_ROLES, ROLES, CallName, Role, Slot
 from ulpscope.model.pairs import MatchedBy, Pair, SlotPair
-from ulpscope.model.protocols import AbleSink, FrameSink, Renderer, Run, Sink, SinkAbilities, abilities_of
+from ulpscope.model.protocols import AbleSink, DraftCall, DraftTensor, FrameSink, Renderer, Run, Sink, SinkAbilities, abilities_of
 from ulpscope.model.records import (
     Arguments,
     CallRecord,
-    CallRow,
     Frame,
     Level,
     Modes,
@@ -69,13 +68,14 @@ __all__ = [
     "CallName",
     "CallRecord",
     "CallReplay",
-    "CallRow",
     "Comparison",
     "ComparisonVerdict",
     "CondensedSteps",
     "Contribution",
     "Coverage",
     "DType",
+    "DraftCall",
+    "DraftTensor",
     "Finding",
     "FindingLevel",
     "FingerprintMeasurement",

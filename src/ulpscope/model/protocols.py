@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ulpscope.model.findings import Comparison
+from ulpscope.model.names import Slot
 from ulpscope.model.nouns import dataclass
-from ulpscope.model.records import CallRecord, CallRow, Frame, TensorData
+from ulpscope.model.records import CallRecord, Frame, Level, Phase, Summary, TensorData
 from ulpscope.model.runs import LedgerEntry, RunInfo
 
-__all__ = ["AbleSink", "FrameSink", "Renderer", "Run", "Sink", "SinkAbilities", "abilities_of"]
+__all__ = ["AbleSink", "DraftCall", "DraftTensor", "FrameSink", "Renderer", "Run", "Sink", "SinkAbilities", "abilities_of"]
 
 
 class Sink(Protocol):
@@ -53,6 +54,63 @@ class SinkAbilities:
     shows_overwritten: bool = False
 
 
+class DraftTensor(Protocol):
+    """Say of a tensor what a `TensorRecord` says, without being one."""
+
+    @property
+    def slot(self) -> Slot: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...] | None: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def requires_grad(self) -> bool: ...
+    @property
+    def summary(self) -> Summary | None: ...
+    @property
+    def fingerprint(self) -> str | None: ...
+    @property
+    def content(self) -> str | None: ...
+    @property
+    def note(self) -> str: ...
+
+
+class DraftCall(Protocol):
+    """Say of a call what a `CallRecord` says, as capture has it: thousands of records a step are written from drafts alone.
+
+    The name of the call comes in two parts, `arguments` as (args, kwargs) or as the MessagePack of that, `modes` as the fields of `Modes`.
+    """
+
+    @property
+    def order(self) -> int: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def phase(self) -> Phase: ...
+    @property
+    def level(self) -> Level: ...
+    @property
+    def module(self) -> str: ...
+    @property
+    def parent(self) -> str: ...
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any] | None] | bytes | None: ...
+    @property
+    def modes(self) -> tuple[str | None, bool, bool, bool | None, bool] | None: ...
+    @property
+    def slots(self) -> Iterable[DraftTensor]: ...
+    @property
+    def stack(self) -> tuple[Frame, ...]: ...
+    @property
+    def recompute(self) -> bool: ...
+
+
 @runtime_checkable
 class AbleSink(Sink, Protocol):
     """A sink that declares its abilities."""
@@ -65,8 +123,8 @@ class AbleSink(Sink, Protocol):
 class FrameSink(Sink, Protocol):
     """A sink that writes the frames of our own store: it takes many records in one go, and puts off work that has time."""
 
-    def write_rows(self, rows: Iterable[CallRow]) -> None:
-        """Append records given as rows."""
+    def write_drafts(self, drafts: Iterable[DraftCall]) -> None:
+        """Append records as capture has them."""
 
     def number_stack(self, stack: tuple[Frame, ...]) -> int:
         """Return the number of a stack in the file of the open step."""

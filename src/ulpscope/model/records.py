@@ -12,7 +12,7 @@ these becomes a dict with one key that begins with `$`:
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ulpscope.model.names import INPUT_ROLES, CallName, Role, Slot
 from ulpscope.model.nouns import dataclass
@@ -21,7 +21,6 @@ __all__ = [
     "RECEIVED_ROLES",
     "Arguments",
     "CallRecord",
-    "CallRow",
     "Frame",
     "Level",
     "Modes",
@@ -166,27 +165,6 @@ class CallRecord:
     def name(self) -> str:
         """What `select` globs see: `module/call`."""
         return f"{self.module}/{self.call}"
-
-
-class CallRow(NamedTuple):
-    """A `CallRecord` as the store format lays it out, for sinks that would only take it apart: cheap to make, thousands of times a step.
-
-    `arguments` is (args, kwargs) and `modes` the fields of `Modes`; a slot is ((role, path), dtype, shape, strides, device, requires_grad,
-    fields of `Summary`, fingerprint, content, note).
-    """
-
-    order: int
-    op: str
-    number: int
-    phase: Phase
-    level: Level
-    module: str
-    parent: str
-    arguments: tuple[tuple[Any, ...], dict[str, Any] | None] | None
-    modes: tuple[str | None, bool, bool, bool | None, bool] | None
-    slots: list[tuple[Any, ...]]
-    stack: tuple[Frame, ...]
-    recompute: bool
 
 
 def view_content(content: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> str:

@@ -17,10 +17,7 @@ import numpy.typing as npt
 from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.model import Summary, view_content
 
-__all__ = ["LOST", "NOT_KEPT", "Form", "Kept", "SummaryRow", "Values", "View", "settle_rows", "view_of"]
-
-SummaryRow = tuple[int, "float | None", "float | None", "float | None", "float | None", int, int, int, int, int]
-"""A `Summary` as the store writes it: number, minimum, maximum, mean, rms, and the counts of NaN, inf, -inf, zero and subnormal numbers."""
+__all__ = ["LOST", "NOT_KEPT", "Form", "Kept", "Values", "View", "settle_rows", "view_of"]
 
 View = tuple[str, tuple[int, ...], "tuple[int, ...] | None", int]
 """How a tensor looks at kept bytes: dtype, shape, strides and offset in elements, or no strides where it consists of them."""
@@ -79,7 +76,7 @@ class Values(msgspec.Struct, gc=False):
     the same storage. `view` is how the tensor looks at the kept bytes, where it does not simply consist of them.
     """
 
-    summary: Any = None
+    summary: Summary | None = None
     fingerprint: str | None = None
     note: str = ""
     waits: bool = False
@@ -110,7 +107,7 @@ class Values(msgspec.Struct, gc=False):
         return self.kept.note or NOT_KEPT
 
     def summary_object(self) -> Summary | None:
-        return None if self.summary is None else Summary(*self.summary)
+        return self.summary
 
 
 if COMPILED is not None and not TYPE_CHECKING:
@@ -134,7 +131,7 @@ def settle_rows(rows: npt.NDArray[np.int64], numels: list[int], owners: list[Val
         values.waits = False
     if statistics:
         for values, summary in zip(owners, _summaries(rows, np.array(numels, np.int64)), strict=True):
-            values.summary = summary
+            values.summary = Summary(*summary)
 
 
 def _summaries(rows: npt.NDArray[np.int64], numels: npt.NDArray[np.int64]) -> list[Any]:

@@ -8,7 +8,7 @@ Whatever is rare is left to Python by both. Only the order in which backward pas
 - objects: `values`, `taking.Taken`, `device_summaries.Pending`, `observing.OpenCall`, `holding.Draft`, `modules.RunningModule`
 - `Reader`: `taking.Taking`; `HostKernel`: `tensors.TensorReader._read`, with `numerics.summary_kernel`
 - `Counter`, `Queue`, `Aligned`, `unchanged`, `fill`, `hand_over`, `settle_rows`: `devices`, `device_summaries`, `device_tables`, `values`
-- `Frames`, `complete_of`: `holding`, with `tensors.row_of` and the frames of the store format (docs/store-format.md; change all together)
+- `Frames`, `complete_of`: `holding`, with the frames of the store format (docs/store-format.md; change all together)
 - `BackwardOfCall`, `Hook`: `backward`; `Registrar`: torch's own `autograd.Function._register_hook`
 - `Observer`: `observing`, with `walk`, `stacks`, `state.mode_row` and `recorder.CallRecorder._index`
 - `Handler`, `Announcer`: `modes`, and `session.CaptureSession.open_call`; `ModuleCaller`: `session.CaptureSession._around_module`
@@ -374,15 +374,15 @@ cdef class Values:
 
     def __init__(self, summary=None, fingerprint=None, note="", waits=False, kept=None, view=None, version=0, address=0, form=None,
                  mirrors=0, next=None):
-        self.given_summary, self.given_fingerprint = summary, fingerprint
+        self.given_summary, self.given_fingerprint = _row_of(summary), fingerprint
         self.note, self.waits, self.kept, self.view = note, waits, kept, view
         self.version, self.address, self.form, self.mirrors, self.next = version, address, form, mirrors, next
 
     @property
     def summary(self):
         if not self.has_summary:
-            return self.given_summary
-        return (
+            return None if self.given_summary is None else Summary(*self.given_summary)
+        return Summary(
             self.numel,
             self.minimum if self.has_order else None,
             self.maximum if self.has_order else None,
@@ -392,8 +392,8 @@ cdef class Values:
         )
 
     @summary.setter
-    def summary(self, row):
-        self.given_summary = row
+    def summary(self, summary):
+        self.given_summary = _row_of(summary)
         self.has_summary = False
 
     @property
@@ -424,8 +424,17 @@ cdef class Values:
         return self.kept.note or NOT_KEPT
 
     def summary_object(self):
-        row = self.summary
-        return None if row is None else Summary(*row)
+        return self.summary
+
+
+cdef tuple _row_of(object summary):
+    """A summary as the store writes it."""
+    if summary is None:
+        return None
+    return (
+        summary.numel, summary.min, summary.max, summary.mean, summary.rms,
+        summary.num_nan, summary.num_posinf, summary.num_neginf, summary.num_zero, summary.num_subnormal,
+    )
 
 
 @cython.final
@@ -439,6 +448,38 @@ cdef class Taken:
 
     def __init__(self, slot, Form form, Values values, bint requires_grad):
         self.slot, self.form, self.values, self.requires_grad = slot, form, values, requires_grad
+
+    @property
+    def dtype(self):
+        return self.form.dtype
+
+    @property
+    def shape(self):
+        return self.form.shape
+
+    @property
+    def strides(self):
+        return self.form.strides
+
+    @property
+    def device(self):
+        return self.form.device
+
+    @property
+    def summary(self):
+        return self.values.summary
+
+    @property
+    def fingerprint(self):
+        return self.values.fingerprint
+
+    @property
+    def content(self):
+        return self.values.content
+
+    @property
+    def note(self):
+        return self.values.remark
 
 
 cdef inline Taken _taken(object slot, Form form, Values values, bint requires_grad):
@@ -2297,10 +2338,6 @@ cdef class Draft:
     def is_complete(self):
         return are_complete(self.slots)
 
-    def row(self):
-        """The record as the store format lays it out."""
-        return _plain_row(self)
-
     cdef int put(self, _Buffer out) except -1:
         cdef Taken taken
         out.count(self.order)
@@ -3140,12 +3177,6 @@ from ulpscope.capture import walk as _walk
 from ulpscope.model import Slot as _Slot
 
 cdef object _slot_type = _Slot
-
-
-def _plain_row(draft):
-    from ulpscope.capture.record.holding import plain_row
-
-    return plain_row(draft)
 
 
 cdef object _encode_argument = _walk.encode_value

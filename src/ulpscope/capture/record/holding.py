@@ -18,11 +18,11 @@ from ulpscope.capture.device.queue import Devices
 from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.capture.record.state import ModeRow
 from ulpscope.capture.record.taking import Taken
-from ulpscope.capture.record.tensors import record_of, row_of
+from ulpscope.capture.record.tensors import record_of
 from ulpscope.capture.walk import Encoded
-from ulpscope.model import Arguments, CallName, CallRecord, CallRow, Frame, FrameSink, Level, Modes, Phase, Sink
+from ulpscope.model import Arguments, CallName, CallRecord, Frame, FrameSink, Level, Modes, Phase, Sink
 
-__all__ = ["Draft", "Outbox", "plain_row"]
+__all__ = ["Draft", "Outbox"]
 
 _MOST_HELD = 20_000
 
@@ -51,9 +51,6 @@ class Draft(msgspec.Struct, gc=False):
                 return False
         return True
 
-    def row(self) -> CallRow:
-        return plain_row(self)
-
 
 def _complete_of(held: deque[Draft | Callable[[], None]]) -> list[Draft]:
     """Take the records at the front whose values are all there."""
@@ -69,24 +66,6 @@ def _complete_of(held: deque[Draft | Callable[[], None]]) -> list[Draft]:
 
 if COMPILED is not None and not TYPE_CHECKING:
     Draft, _complete_of = COMPILED.Draft, COMPILED.complete_of
-
-
-def plain_row(draft: Draft) -> CallRow:
-    """The record as the store format lays it out."""
-    return CallRow(
-        draft.order,
-        draft.op,
-        draft.index,
-        draft.phase,
-        draft.level,
-        draft.module,
-        draft.parent,
-        msgspec.Raw(draft.arguments) if isinstance(draft.arguments, bytes) else draft.arguments,
-        draft.modes,
-        [row_of(taken) for taken in draft.slots],
-        draft.stack,
-        draft.recompute,
-    )
 
 
 def _record(draft: Draft, rank: int) -> CallRecord:
@@ -184,7 +163,7 @@ class Outbox:
     def _write_frames(self, sink: FrameSink, drafts: list[Draft]) -> None:
         frames = None if self._frames is None else self._frames.of(drafts, sink.number_stack)
         if frames is None:
-            sink.write_rows(draft.row() for draft in drafts)  # one at a time: thousands at once call the garbage collector
+            sink.write_drafts(drafts)
         else:
             sink.write_frames(frames, len(drafts))
 

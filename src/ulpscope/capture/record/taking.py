@@ -15,7 +15,7 @@ import torch
 
 from ulpscope.capture.device.values import Form, Kept, Values
 from ulpscope.capture.native.compiled import COMPILED
-from ulpscope.model import Slot
+from ulpscope.model import Slot, Summary
 
 __all__ = ["FIRST_SWEEP", "MOST_STORAGES", "PLAIN", "PythonTaking", "RareTaking", "Taken", "Taking", "unlink"]
 
@@ -25,12 +25,44 @@ FIRST_SWEEP = 512
 
 
 class Taken(msgspec.Struct, gc=False):
-    """One tensor in one slot of a call."""
+    """One tensor in one slot of a call: a `DraftTensor`, whose values may come later."""
 
     slot: Slot
     form: Form
     values: Values
     requires_grad: bool
+
+    @property
+    def dtype(self) -> str:
+        return self.form.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.form.shape
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        return self.form.strides
+
+    @property
+    def device(self) -> str:
+        return self.form.device
+
+    @property
+    def summary(self) -> Summary | None:
+        return self.values.summary
+
+    @property
+    def fingerprint(self) -> str | None:
+        return self.values.fingerprint
+
+    @property
+    def content(self) -> str | None:
+        return self.values.content
+
+    @property
+    def note(self) -> str:
+        return self.values.remark
 
 
 class RareTaking(Protocol):

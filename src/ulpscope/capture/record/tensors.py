@@ -20,7 +20,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ulpscope.capture.device.queue import Devices
-from ulpscope.capture.device.values import Form, Kept, SummaryRow, Values, view_of
+from ulpscope.capture.device.values import Form, Kept, Values, view_of
 from ulpscope.capture.device.word_layouts import merged
 from ulpscope.capture.intercept.naming import makes_no_values, may_grow, writes_by_name
 from ulpscope.capture.native.compiled import COMPILED
@@ -45,7 +45,7 @@ from ulpscope.capture.torch_internals import (
     storage_identity,
     weak_reference,
 )
-from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
+from ulpscope.model import DTYPES, Slot, TensorRecord
 from ulpscope.model.layouts import as_dense
 from ulpscope.model.operations.unwritten import MAY_CARRY, NOTHING_WRITTEN, partly_written
 from ulpscope.numerics.kernel import KERNEL
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ulpscope.capture.record.unwritten import FollowedCall
     from ulpscope.capture.walk import Found
 
-__all__ = ["Keep", "Taken", "TensorReader", "record_of", "row_of"]
+__all__ = ["Keep", "Taken", "TensorReader", "record_of"]
 
 Keep: TypeAlias = Literal["fingerprint", "statistics", "tensors"]
 
@@ -65,37 +65,18 @@ _MOST_DENSE = 2**30
 _HOST = 0  # of a form's layouts: the others are by alignment
 
 
-def row_of(taken: Taken) -> tuple[Any, ...]:
-    """The tensor as the store writes it."""
-    slot, form, values = taken.slot, taken.form, taken.values
-    is_kept = values.kept is not None
-    return (
-        (slot.role, slot.path),
-        form.dtype,
-        form.shape,
-        form.strides,
-        form.device,
-        taken.requires_grad,
-        values.summary,
-        values.fingerprint,
-        values.content if is_kept else None,
-        values.remark if is_kept else values.note,
-    )
-
-
 def record_of(taken: Taken) -> TensorRecord:
-    form, values = taken.form, taken.values
     return TensorRecord(
         slot=taken.slot,
-        dtype=form.dtype,
-        shape=form.shape,
-        strides=form.strides,
-        device=form.device,
+        dtype=taken.dtype,
+        shape=taken.shape,
+        strides=taken.strides,
+        device=taken.device,
         requires_grad=taken.requires_grad,
-        summary=values.summary_object(),
-        fingerprint=values.fingerprint,
-        content=values.content,
-        note=values.remark,
+        summary=taken.summary,
+        fingerprint=taken.fingerprint,
+        content=taken.content,
+        note=taken.note,
     )
 
 
@@ -432,8 +413,7 @@ class TensorReader(Taking):
         if self._keep == "fingerprint":
             values.fingerprint = fingerprint_address(address, size_bytes)
         else:
-            summary, values.fingerprint = summarize_address(form.dtype, address, size_bytes)
-            values.summary = _summary_row(summary)
+            values.summary, values.fingerprint = summarize_address(form.dtype, address, size_bytes)
         return values
 
     def _read_sparse(self, tensor: torch.Tensor, form: Form) -> Values:
@@ -463,7 +443,7 @@ class TensorReader(Taking):
         if found is None:
             return None
         summary, fingerprint = found
-        return Values(summary=_summary_row(summary), fingerprint=fingerprint)
+        return Values(summary=summary, fingerprint=fingerprint)
 
     def _store_bytes(self, tensor: torch.Tensor, form: Form, values: Values, base: Kept | None, address: int, size_bytes: int) -> None:
         """Store a tensor whose values, in order, are found at `address`; or its memory, of which it is a view."""
@@ -479,21 +459,6 @@ class TensorReader(Taking):
             values.kept = Kept(own, size_bytes if is_memory else -1, key)
             return
         values.view = view_of(form, (own - values.kept.address) // form.size, values.kept.num_bytes)
-
-
-def _summary_row(summary: Summary) -> SummaryRow:
-    return (  # type: ignore[return-value]
-        summary.numel,
-        summary.min,
-        summary.max,
-        summary.mean,
-        summary.rms,
-        summary.num_nan,
-        summary.num_posinf,
-        summary.num_neginf,
-        summary.num_zero,
-        summary.num_subnormal,
-    )
 
 
 def _has_landed(flight: Flight, tensor: torch.Tensor) -> bool:

@@ -31,13 +31,13 @@ from ulpscope.format.frames import (
     StackFrame,
     call_record,
     encode_call,
+    encode_draft,
     encode_end,
-    encode_row,
     encode_stack,
     encode_start,
 )
 from ulpscope.format.reading import FrameReader, end_of_step, newer_format, read_text
-from ulpscope.model import FORMAT_VERSION, CallRecord, CallRow, Frame, LedgerEntry, RunInfo, SinkAbilities, TensorData
+from ulpscope.model import FORMAT_VERSION, CallRecord, DraftCall, Frame, LedgerEntry, RunInfo, SinkAbilities, TensorData
 from ulpscope.numerics.difference.kept_place import Kept
 from ulpscope.store.native.appending import FILE_MODE, FOLDER_MODE, AppendFile, repeated
 from ulpscope.store.native.ledger import LedgerFile, read_ledger
@@ -194,9 +194,8 @@ class DirectorySink:
     def write(self, record: CallRecord) -> None:
         self._open_step().write(record)
 
-    def write_rows(self, rows: Iterable[CallRow]) -> None:
-        """Append records given as rows, in one go."""
-        self._open_step().write_rows(rows)
+    def write_drafts(self, drafts: Iterable[DraftCall]) -> None:
+        self._open_step().write_drafts(drafts)
 
     def number_stack(self, stack: tuple[Frame, ...]) -> int:
         """The number of a stack in the file of the open step, for who makes frames."""
@@ -305,8 +304,8 @@ class _OpenStep:
         self._records.append(encode_call(record, stack))
         self._num_records += 1
 
-    def write_rows(self, rows: Iterable[CallRow]) -> None:
-        frames = [encode_row(row, self.number(row.stack) if row.stack else None) for row in rows]
+    def write_drafts(self, drafts: Iterable[DraftCall]) -> None:
+        frames = [encode_draft(draft, self.number(draft.stack) if draft.stack else None) for draft in drafts]
         self.write_frames(b"".join(frames) if len(frames) > 1 else frames[0], len(frames))
 
     def write_frames(self, frames: bytes | memoryview, count: int) -> None:
