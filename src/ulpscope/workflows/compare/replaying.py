@@ -229,10 +229,11 @@ class Replaying:
     def _replay_side(self, record: CallRecord, side: _Side) -> CallReplay:
         family = product_family(record)
         operands = side.operands.get(family) if family else None
+        operands = operands if operands and _narrows(operands, record) else None
         replayed = _replay(record, side, operands)
         if family and family not in side.operands and _is_beyond(replayed):
             operands = side.operands[family] = self._recognise(family, side)
-            replayed = _replay(record, side, operands) if operands else replayed
+            replayed = _replay(record, side, operands) if operands and _narrows(operands, record) else replayed
         return self._explained(record, side, replayed) if _is_beyond(replayed) and replayed.has_products else replayed
 
     def _explained(self, record: CallRecord, side: _Side, replayed: CallReplay) -> CallReplay:
@@ -243,6 +244,8 @@ class Replaying:
         outside, only how large such rounding is: that counts where the format was recognised before.
         """
         for operands, loosely in self._ways(record, side, replayed.operands):
+            if not _narrows(operands, record):
+                continue
             attempt = _replay(record, side, operands, loosely=loosely)
             if attempt.slots and not _is_beyond(attempt):
                 side.explain(record, operands)
@@ -370,6 +373,13 @@ def _exchange(record: CallRecord, arguments: Arguments | None, side: _Side, *, h
     yardsticks = (Yardstick(program) for program in _programs(record, side))
     slots = [one for yardstick in yardsticks for one in yardstick.measure(exchanged, enough=replay_limits, has_ties=has_ties)]
     return CallReplay(slots=tuple(slots))
+
+
+def _narrows(operands: OperandFormat, record: CallRecord) -> bool:
+    """Whether what enters a call has digits that this format cuts off: else such a machine computes what every other one does."""
+    known = [DTYPES[slot.dtype] for slot in record.slots if record.receives(slot.slot) and slot.dtype in DTYPES]
+    floating = [one.mantissa for one in known if one.is_floating]
+    return not floating or max(floating) > _FORMATS[operands].mantissa
 
 
 def _is_beyond(replay: CallReplay) -> bool:
