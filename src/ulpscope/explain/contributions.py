@@ -21,12 +21,17 @@ def with_contributions(calls: Iterable[JudgedCall]) -> list[JudgedCall]:
     """The calls of one rank and step with `contribution` set; a backward call looks at its forward call too."""
     forward: dict[Hashable, JudgedCall] = {}
     settled: list[JudgedCall] = []
+    differing: set[Hashable] = set()
     for call in calls:
         record = call.pair.record
         if record.phase == "forward":
             forward[_key(record)] = call
         behind = forward.get(_key(record)) if record.phase == "backward" else None
         contribution = _contribution(call, behind.slots if behind else ())
+        beyond = {_bits(slot) for slot in made(call) if slot.verdict.level == "differs"}
+        if record.phase == "start" and contribution == "contributed" and beyond <= differing:  # made by calls, and no batch
+            contribution = "inherited"
+        differing |= beyond - {None}
         settled.append(
             JudgedCall(pair=call.pair, slots=call.slots, differences=call.differences, contribution=contribution, multiple=call.multiple)
         )
@@ -54,6 +59,13 @@ def is_beyond(slot: JudgedSlot) -> bool:
 
 def _key(record: CallRecord) -> Hashable:
     return record.level, record.call, record.module
+
+
+def _bits(slot: JudgedSlot) -> Hashable | None:
+    """Both sides' values; None where nothing tells them."""
+    sides = (slot.pair.subject, slot.pair.reference)
+    values = tuple(one.fingerprint for one in sides if one is not None and one.fingerprint)
+    return values if len(values) == len(sides) else None
 
 
 def _contribution(call: JudgedCall, behind: Sequence[JudgedSlot]) -> Contribution:
