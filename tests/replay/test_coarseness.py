@@ -30,6 +30,7 @@ def test_what_has_a_leeway(program: str, dtype: str, times: float) -> None:
 
 def test_rounded_operands_have_one() -> None:
     assert leeway("functional.linear.0", "float32", is_rounding=True) == 8.0
+    assert leeway("functional.linear.0", "float16", is_rounding=True) == 1.0
 
 
 def test_a_running_sum_in_a_narrow_dtype_drifts_as_a_whole() -> None:

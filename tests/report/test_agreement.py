@@ -79,6 +79,9 @@ def test_the_counts_are_the_same_everywhere(comparison: Comparison, tmp_path: Pa
     assert page["counts"].get("rounding", 0) == counts["rounding"]
     assert page["counts"].get("unmatched", 0) == counts["only_subject"] + counts["only_reference"] + counts["partial"]
 
+    for state in ("contributed", "inherited", "amplified", "masked"):
+        assert page["counts"].get(state, 0) == counts[state]
+
     write_csv(comparison, tmp_path / "a.csv")
     with (tmp_path / "a.csv").open(newline="") as stream:
         table = list(csv.DictReader(stream))
@@ -125,3 +128,28 @@ def test_a_multiple_is_the_same_number_wherever_it_stands(tmp_path: Path) -> Non
     in_json = [pair["multiple"] for pair in json.loads((tmp_path / "a.json").read_text())["pairs"] if pair.get("multiple") is not None]
     assert table == pytest.approx(in_json)
     assert max(value for value in page_data(comparison)["rows"]["multiple"] if value is not None) == pytest.approx(max(table), rel=1e-3)
+
+
+def test_a_fault_counts_its_consequences_as_every_table_does(tmp_path: Path) -> None:
+    """Calls that receive an error and make what is within rounding stand under rounding, and not among those that it did not reach."""
+    torch = pytest.importorskip("torch")
+    from ulpscope import Capture, compare_runs
+
+    def record(into: Path, approximate: str) -> Path:
+        torch.manual_seed(0)
+        layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+        with Capture(into, model=layers, keep="tensors") as capture:
+            x = torch.randn(8, 16)
+            for number, layer in enumerate(layers):
+                x = x + torch.nn.functional.gelu(layer(x), approximate=approximate if number == 1 else "none")
+            (x.square().mean() + (x > 100).float().sum()).backward()
+            capture.step()
+        return into
+
+    comparison = compare_runs(record(tmp_path / "subject", "tanh"), record(tmp_path / "reference", "none"))
+    counts, (fault,) = count_calls(comparison), comparison.faults
+    said = {word: int(line.split()[0]) for line in fault.evidence for word in ("inherited", "amplified", "masked") if word in line}
+    assert said == {word: number for word in ("inherited", "amplified", "masked") if (number := getattr(counts, word))}
+    assert counts.contributed + sum(said.values()) == counts.differs
+    others = [int(line.split()[0]) for line in fault.evidence if "on agreeing inputs" in line]
+    assert counts.contributed == 1 + sum(others)

@@ -304,3 +304,24 @@ def test_a_call_that_both_sides_have_hides_a_missing_one_and_excuses_it_not(tmp_
 
     [fault] = compare_runs(shares(tmp_path / "wrong", 1.0001), shares(tmp_path / "right", 1.0)).faults
     assert (fault.kind, fault.call) == ("calls", "Tensor.mul.1")
+
+
+def test_two_operations_that_stand_for_each_other_are_not_held_to_each_other_s_gradients(tmp_path: Path) -> None:
+    """A norm and a quotient against `normalize`: what the norm hands back is a part of the gradient, and what `normalize` does is all."""
+
+    def trained(into: Path, least: float | None) -> Path:
+        torch.manual_seed(0)
+        linear = nn.Linear(16, 16)
+        optimizer = torch.optim.SGD(linear.parameters(), lr=0.01)
+        with Capture(into, model=linear, optimizer=optimizer, keep="tensors") as capture:
+            made = linear(torch.randn(8, 16))
+            made = F.normalize(made, dim=-1) if least is None else made / made.norm(dim=-1, keepdim=True).clamp_min(least)
+            made.exp().sum().backward()
+            optimizer.step()
+            capture.step()
+        return into
+
+    whole = trained(tmp_path / "whole", None)
+    comparison = compare_runs(trained(tmp_path / "parts", 1e-12), whole)
+    assert (comparison.faults, comparison.verdict) == ((), "rounding")
+    assert compare_runs(trained(tmp_path / "wrong", 3.0), whole).verdict == "diverges"

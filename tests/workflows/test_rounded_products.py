@@ -233,3 +233,30 @@ def test_noise_as_large_as_rounding_is_a_fault_where_no_product_rounds(tmp_path:
     machine = Machine(only=lambda index, func: False, product=noisy)
     comparison = _compared(tmp_path, "linear", machine)
     assert len(comparison.faults) == 1
+
+
+class Scaled(TorchDispatchMode):
+    """Products of 16 bits come out 0.6 % too large."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not aten.addmm.default:
+            return result
+        bias, given, weight = (one.float() for one in args)
+        return (bias + 1.006 * (given @ weight)).to(result.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_format_explains_nothing_where_it_cuts_off_no_digit_or_the_result_has_none_to_lose(tmp_path: Path, dtype: torch.dtype) -> None:
+    def record(into: Path, machine: Any) -> Path:
+        torch.manual_seed(0)
+        layers = Layers(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)).to(dtype)
+        x = torch.randn(64, 32).to(dtype)
+        with Capture(into, model=layers, keep="tensors") as capture, machine:
+            layers(x).float().square().mean().backward()
+            capture.step()
+        return into
+
+    comparison = compare_runs(record(tmp_path / "a", Scaled()), record(tmp_path / "b", contextlib.nullcontext()))
+    assert [fault.call for fault in comparison.faults] == ["functional.linear.0"]
+    assert any("1.00" in line and "times the exact" in line for line in comparison.faults[0].evidence)

@@ -9,7 +9,7 @@ masked       what entered differs, what was made agrees
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from ulpscope.model import Contribution, JudgedCall, JudgedSlot
@@ -22,12 +22,17 @@ def with_contributions(calls: Iterable[JudgedCall]) -> list[JudgedCall]:
     """The calls of one rank and step with `contribution` set; a backward call looks at its forward call too."""
     forward = {side: ForwardCalls[JudgedCall]() for side in ("subject", "reference")}
     settled: list[JudgedCall] = []
+    differing: set[Hashable] = set()
     for call in calls:
         record = call.pair.record
         own = forward["subject" if call.pair.subject is not None else "reference"]
         own.add(record, call)
         behind = own.of(record)
         contribution = _contribution(call, behind.slots if behind else ())
+        beyond = {_bits(slot) for slot in made(call) if slot.verdict.level == "differs"}
+        if record.phase == "start" and contribution == "contributed" and beyond <= differing:  # made by calls, and no batch
+            contribution = "inherited"
+        differing |= beyond - {None}
         settled.append(
             JudgedCall(pair=call.pair, slots=call.slots, differences=call.differences, contribution=contribution, multiple=call.multiple)
         )
@@ -51,6 +56,13 @@ def made(call: JudgedCall) -> list[JudgedSlot]:
 def is_beyond(slot: JudgedSlot) -> bool:
     """Whether a slot differs by more than what entered its call explains."""
     return slot.verdict.level == "differs" and (slot.verdict.multiple is None or slot.verdict.multiple > 1)
+
+
+def _bits(slot: JudgedSlot) -> Hashable | None:
+    """Return both sides' values; None where nothing tells them."""
+    sides = (slot.pair.subject, slot.pair.reference)
+    values = tuple(one.fingerprint for one in sides if one is not None and one.fingerprint)
+    return values if len(values) == len(sides) else None
 
 
 def _contribution(call: JudgedCall, behind: Sequence[JudgedSlot]) -> Contribution:

@@ -120,6 +120,9 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             if harmless[at] and made(call) and not is_first_call and (not lone or _is_shown_by_values(slot, calls[at:])):
                 continue
             return Divergence(how="entered", call=call, slot=slot, lone=tuple(lone), is_first_call=is_first_call)
+        if call.contribution == "contributed" and _is_no_pair(call):
+            lone = [*lone, call]
+            continue
         if call.contribution == "contributed":
             call = _innermost(call, calls)
             if call.pair.record.level == "module" and _is_cleared(call, calls):
@@ -162,6 +165,13 @@ def _is_of_other_shape(slot: JudgedSlot) -> bool:
     """Beside calls that only one side has, a pair of calls on tensors of other shapes is no pair: it belongs to them."""
     ours, theirs = slot.pair.subject, slot.pair.reference
     return ours is not None and theirs is not None and ours.shape != theirs.shape
+
+
+def _is_no_pair(call: JudgedCall) -> bool:
+    """Whether two operations stand for each other whose results cannot: what each contributes to a gradient is a part of another sum."""
+    is_other = any(one.what == "operation" for one in call.differences)
+    gradients = [slot for slot in entered(call) if slot.pair.subject is None or slot.pair.reference is None]
+    return is_other and call.pair.record.phase == "backward" and bool(gradients)
 
 
 def _is_uncompared(slot: JudgedSlot) -> bool:

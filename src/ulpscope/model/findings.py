@@ -63,7 +63,6 @@ class CondensedSteps(Protocol):
     """Calls that both sides have, by verdict."""
     lone: Counter[str]
     """Calls that only the `subject` or the `reference` has."""
-    contributions: Counter[str]
     states: Counter[str]
     """Calls by what their verdict and contribution come to (`report.counts.call_state`)."""
     modules: Counter[tuple[str, str, str]]

@@ -8,7 +8,8 @@ from ulpscope.model import DTYPES
 __all__ = ["is_dropped", "leeway", "tells_by_scale"]
 
 _ROUNDED_OPERANDS = 8.0
-"""Units that round operands also drop bits of their sums: TF32 products reach 892, 82 and 41 where float32 ones reach 72, 24 and 7."""
+"""Units that round operands also drop bits of their sums: TF32 products reach 892, 82 and 41 where float32 ones reach 72, 24 and 7. A
+result of 16 bits has no such digits to lose."""
 _NARROW = {
     name: 2.0 for name in "scaled_dot_product_attention index_add index_put put scatter_add scatter_reduce index_reduce embedding".split()
 }
@@ -25,7 +26,7 @@ _OPTIMIZER = 8.0
 
 
 def leeway(program: str, dtype: str, *, is_rounding: bool) -> float:
-    if is_rounding:
+    if is_rounding and not _is_narrow(dtype):
         return _ROUNDED_OPERANDS
     if program.startswith("optimizer."):
         return _OPTIMIZER

@@ -16,7 +16,8 @@ class Counts:
     """Calls by verdict and by contribution.
 
     `compared` calls exist on both sides: same + rounding + differs + unmeasured + partial of them. A `partial` call has a
-    slot that only one side knows, and no worse verdict.
+    slot that only one side knows, and no worse verdict. `inherited`, `amplified` and `masked` calls are among those that differ, and a
+    `contributed` one is where an error begins: what the page calls the call's state, and what a fault says of its consequences.
     """
 
     calls: int
@@ -61,12 +62,11 @@ def count_calls(comparison: Comparison) -> Counts:
     """Count the calls by verdict and by contribution, condensed steps included."""
     condensed = comparison.condensed
     levels: Counter[str] = Counter(condensed.levels if condensed else ())
-    contributions: Counter[str] = Counter(condensed.contributions if condensed else ())
+    states = count_states(comparison)
     lone: Counter[str] = Counter(condensed.lone if condensed else ())
     num_slots, num_calls = (condensed.num_slots, condensed.num_calls) if condensed else (0, 0)
     for call in comparison.calls:
         num_slots += len(call.slots)
-        contributions[call.contribution] += 1
         side = lone_side(call)
         if side is None:
             levels[call.level] += 1
@@ -81,10 +81,10 @@ def count_calls(comparison: Comparison) -> Counts:
         differs=levels["differs"],
         unmeasured=levels["unmeasured"],
         partial=levels["unmatched"],
-        contributed=contributions["contributed"],
-        inherited=contributions["inherited"],
-        amplified=contributions["amplified"],
-        masked=contributions["masked"],
+        contributed=states["contributed"],
+        inherited=states["inherited"],
+        amplified=states["amplified"],
+        masked=states["masked"],
         only_subject=lone["subject"],
         only_reference=lone["reference"],
     )

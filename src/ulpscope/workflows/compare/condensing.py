@@ -37,7 +37,6 @@ class Condensed:
         self.lone: Counter[str] = Counter()
         self.states: Counter[str] = Counter()
         self.modules: Counter[tuple[str, str, str]] = Counter()
-        self.contributions: Counter[str] = Counter()
         self.num_slots = 0
         self.num_rows = 0
         self.is_in_doubt = False
@@ -82,7 +81,6 @@ class Condensed:
             self.lone[side] += 1
         state = call_state(call)
         self.states[state] += 1
-        self.contributions[call.contribution] += 1
         self.modules[(record.module, record.phase, state)] += 1
         self.num_slots += len(call.slots)
         self.is_in_doubt = self.is_in_doubt or any(slot.differs_by_unknown for slot in call.slots)

@@ -201,10 +201,11 @@ class Replaying:
     def _replay_side(self, call: _Call) -> CallReplay:
         side, family = call.side, product_family(call.record)
         operands = side.operands.get(family) if family else None
+        operands = operands if operands and _narrows(operands, call.record) else None
         replayed = call.replayed(operands)
         if family and family not in side.operands and _is_beyond(replayed):
             operands = side.operands[family] = self._recognise(family, side)
-            replayed = call.replayed(operands) if operands else replayed
+            replayed = call.replayed(operands) if operands and _narrows(operands, call.record) else replayed
         return self._explained(call, replayed) if _is_beyond(replayed) and replayed.has_products else replayed
 
     def _explained(self, call: _Call, replayed: CallReplay) -> CallReplay:
@@ -215,6 +216,8 @@ class Replaying:
         outside, only how large such rounding is: that counts where the format was recognised before.
         """
         for operands, loosely in self._ways(call.record, call.side, replayed.operands):
+            if not _narrows(operands, call.record):
+                continue
             attempt = call.replayed(operands, loosely=loosely)
             if attempt.slots and not _is_beyond(attempt):
                 call.side.explain(call.record, operands)
@@ -405,6 +408,13 @@ class _Call:
     def _is_doubted(self, name: str) -> bool:
         """Whether the step of this parameter has to be replayed."""
         return self.doubted is None or any(f"{slot}.".partition(".")[2].startswith(f"{name}.") for slot in self.doubted)
+
+
+def _narrows(operands: OperandFormat, record: CallRecord) -> bool:
+    """Whether what enters a call has digits that this format cuts off: else such a machine computes what every other one does."""
+    known = [DTYPES[slot.dtype] for slot in record.slots if record.receives(slot.slot) and slot.dtype in DTYPES]
+    floating = [one.mantissa for one in known if one.is_floating]
+    return not floating or max(floating) > _FORMATS[operands].mantissa
 
 
 def _is_beyond(replay: CallReplay) -> bool:
