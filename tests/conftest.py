@@ -50,6 +50,14 @@ def pytest_configure(config: pytest.Config) -> None:
         subprocess.run([sys.executable, "-m", "ulpscope", "build"], stdout=subprocess.DEVNULL, check=False)  # where it cannot, it says why
 
 
+@pytest.fixture(autouse=True)
+def _main_module() -> Iterator[None]:
+    """The module `__main__` of the tests: a command that runs a script leaves it to the script, as Python does."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
+
+
 @pytest.fixture(scope="session")
 def native_part() -> Path:
     """The file that `ulpscope build` made for this run of the tests; its folder's folder is what ULPSCOPE_NATIVE names."""

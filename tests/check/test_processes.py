@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -169,3 +171,16 @@ def test_a_killed_command_leaves_a_journal_to_go_on_with(run: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "found before" in done.stdout
     assert not journal.exists()
+
+
+def test_a_run_whose_name_is_no_text_is_checked_and_gone_on_with(run: Path, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"r\xff\x80")
+    shutil.copytree(run, odd)
+    for resume in (False, True):
+        assert _statuses(check_run(odd, select="*gelu*", journal=tmp_path / "journal", resume=resume))["gelu forward"][0] == "passed"
+
+
+@pytest.mark.parametrize("words", [{"device": "\udcff"}, {"imports": ["\udcff"]}])
+def test_what_is_no_text_names_nothing(run: Path, words: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"\\udcff is the name of nothing: it is not valid UTF-8"):
+        check_run(run, **words)

@@ -95,6 +95,7 @@ def test_a_command_that_is_like_none_is_refused_without_a_guess(folder: Path) ->
         (("--steps", "3-1"), "is not a list of numbers"),
         (("--steps", "²"), "is not a list of numbers"),
         (("--max-bytes", "1e999"), "is not a size"),
+        (("--max-bytes", "-5GB"), "is not a size"),
         (("--seed", "9" * 30), "a seed has at most 64 bits"),
         (("-m", "nothing.py"), "there is no module 'nothing.py' here"),
         (("-m", "ulpscope_has_no_such_thing.x"), "there is no module"),

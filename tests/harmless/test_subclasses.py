@@ -290,3 +290,29 @@ def test_mirrored_values_are_read_as_they_are(values: torch.Tensor) -> None:
     assert alias is not None
     assert type(alias) is torch.Tensor
     assert torch.equal(alias, values)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_parameters_of_a_class_of_the_users_under_a_watch_of_health(tmp_path: Path, exact: bool) -> None:
+    def train() -> tuple[list[str], torch.Tensor]:
+        torch.manual_seed(0)
+        SEEN.clear()
+        with_memory = nn.Parameter(torch.randn(3, 3).as_subclass(WithMemory))
+        without = nn.Parameter(Wrapper.of(torch.randn(3, 3)))
+        plain = nn.Parameter(torch.randn(3, 3))
+        optimizer = torch.optim.Adam([with_memory, without, plain], foreach=False)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (without @ without).sum().backward()
+            (with_memory @ plain).sum().backward()
+            optimizer.step()
+        return list(SEEN), torch.stack([plain.detach(), torch.rand(3, 3)])
+
+    bare, values = train()
+    told = pytest.warns(ulpscope.CaptureWarning, match="Wrapper has no memory of its own")
+    with told, ulpscope.watch(into=tmp_path / "run", quiet=True, exact_updates=exact):
+        watched, others = train()
+    assert bare == watched
+    assert torch.equal(values, others)
+    names = {target.name for target in next(ulpscope.open_health(tmp_path / "run").steps(0)).layout.targets}
+    assert names == {"group0.0", "group0.2"}

@@ -166,3 +166,68 @@ def test_under_torchrun_each_rank_writes_its_own_folder_of_one_run(folder: Path)
             values = {str(slot.slot): slot.summary.max for slot in record.slots if slot.summary is not None}
             assert values == {"input.0": rank + 1.0, "mutated.0": 3.0}
     assert not (folder / "run-3").exists()
+
+
+MAIN = """
+import atexit, pickle, sys, threading, time, torch
+print(sorted(globals()), type(__builtins__).__name__, __cached__, __annotations__, __loader__.get_filename() == __file__, __file__)
+class Model(torch.nn.Linear):
+    pass
+model = Model(2, 2)
+model(torch.ones(1, 2))
+def keep(when):
+    print(when, type(pickle.loads(pickle.dumps(model))) is Model)
+def later():
+    time.sleep(1.5)
+    keep("in a thread")
+atexit.register(keep, "at the end")
+threading.Thread(target=later).start()
+"""
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_script_finds_in_main_what_python_puts_there_and_keeps_it_to_the_end(folder: Path, is_module: bool) -> None:
+    (folder / "linked").mkdir()
+    (folder / "kept.py").write_text(MAIN)
+    (folder / "linked" / "other.py").symlink_to(folder / "kept.py")
+    target = ["-m", "kept"] if is_module else ["linked/other.py"]
+    bare = subprocess.run([sys.executable, *target], cwd=folder, capture_output=True, text=True, check=True)
+    done = _ulpscope("run", "--into", "runs/a", *target, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == bare.stdout
+    assert "at the end True" in done.stdout
+    assert "in a thread True" in done.stdout
+
+
+HOOKED = """
+import sys
+def tell(kind, error, frames):
+    print("told of", kind.__name__, error, frames.tb_frame.f_code.co_name, frames.tb_next.tb_frame.f_code.co_name)
+    if len(sys.argv) > 1:
+        raise RuntimeError("in the hook")
+sys.excepthook = tell
+def fail():
+    raise ValueError("of the script")
+fail()
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["break"]])
+def test_the_hook_of_the_script_is_told_of_the_error_that_ends_it(folder: Path, arguments: list[str]) -> None:
+    (folder / "hooked.py").write_text(HOOKED)
+    bare = subprocess.run([sys.executable, "hooked.py", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    done = _ulpscope("run", "--into", "runs/a", "hooked.py", *arguments, cwd=folder)
+    assert done.returncode == bare.returncode == 1
+    assert done.stdout == bare.stdout
+    assert "told of ValueError of the script <module> fail" in done.stdout
+    for line in bare.stderr.splitlines():
+        assert line in done.stderr
+
+
+def test_a_package_that_cannot_be_run_is_told_as_python_tells_it(folder: Path) -> None:
+    (folder / "parts").mkdir()
+    (folder / "parts" / "__init__.py").write_text("")
+    done = _ulpscope("run", "--into", "runs/a", "-m", "parts", cwd=folder)
+    assert done.returncode == 1
+    assert "No module named parts.__main__; 'parts' is a package and cannot be directly executed" in done.stderr
+    assert "Traceback" not in done.stderr

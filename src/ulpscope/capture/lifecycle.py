@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ulpscope.capture import active
 from ulpscope.capture.intercept import patching
-from ulpscope.capture.intercept.modules import ModuleStack
+from ulpscope.capture.intercept.modules import ModuleStack, modules_in, own_parameters
 from ulpscope.capture.intercept.patching import Patches
 from ulpscope.capture.intercept.torch_modes import FunctionMode, OpMode, remove_mode
 from ulpscope.capture.record.state import OptimizerProbe
@@ -285,7 +285,9 @@ def has_fast_path(module: torch.nn.Module) -> bool:
     """Whether a module would use a fused kernel that it gives up when any torch function mode is active."""
     if module.training or not isinstance(module, FUSED_MODULES):
         return False
-    return not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in module.parameters())
+    return not torch.is_grad_enabled() or not any(
+        parameter.requires_grad for _, each in modules_in(module) for _, parameter in own_parameters(each)
+    )
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failing without harm: what goes wrong in our own work is written to the ledger and warned about once, and training goes on."""
+"""Failing without harm: what goes wrong in our own work is written to the ledger and warned about once, and training goes on.
+
+What a signal handler of the program raises while our work is under way is no failure of ours, and passes through.
+"""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ulpscope.capture.torch_internals import without_function_modes
 from ulpscope.errors import CaptureWarning
 from ulpscope.model import LedgerEntry, Sink
 
-__all__ = ["Safety"]
+__all__ = ["Safety", "let_pass"]
+
+_OURS = str(Path(__file__).parents[1])
 
 
 class Safety:
@@ -35,13 +42,15 @@ class Safety:
 
     def failed(self, what: str, error: Exception) -> None:
         """Write down what could not be done."""
+        let_pass(error)
         self._num_failures += 1
         is_disk = isinstance(error, OSError)
         self.is_broken |= is_disk
         why = f"{type(error).__name__}: {error}"
         try:
             self._sink.note(LedgerEntry(what=what, why=why, step=self.step))
-        except Exception:
+        except Exception as another:
+            let_pass(another)
             is_disk = True
         if self._num_failures > 1:
             return
@@ -55,3 +64,35 @@ class Safety:
             warnings.warn(text, CaptureWarning, stacklevel=2)
         except Warning:
             print(text, file=sys.stderr)
+
+
+def let_pass(error: BaseException) -> None:
+    """Raise what a signal handler of the program raised, such as a time limit that ended while our own work was under way."""
+    for each in _chain(error):
+        traceback = each.__traceback__
+        while traceback is not None:
+            if _is_signal_handler(traceback.tb_frame):
+                raise each
+            traceback = traceback.tb_next
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it was made of."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__ or each.__context__
+
+
+def _is_signal_handler(frame: FrameType) -> bool:
+    """Whether Python itself called this function of the program: it then gives a number, and the frame that it interrupted."""
+    code, interrupted = frame.f_code, frame.f_back
+    if interrupted is None or code.co_filename.startswith(_OURS):
+        return False
+    num_named, has_rest = code.co_argcount + code.co_kwonlyargcount, bool(code.co_flags & 0x04)
+    given = [frame.f_locals.get(name) for name in code.co_varnames[: num_named + has_rest]]
+    rest = given.pop() if has_rest else ()
+    given += rest if isinstance(rest, tuple) else ()
+    return any(value is interrupted for value in given) and any(isinstance(value, int) for value in given)

@@ -17,6 +17,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ulpscope.capture.intercept.collectives import overwritten_below, overwritten_values, readable_arguments, written_below, written_values
+from ulpscope.capture.intercept.modules import ByModule, has_parameters, own_parameters
 from ulpscope.capture.intercept.naming import caller, higher_order_name, is_own_business, never_writes, silently_written, writes_silently
 from ulpscope.capture.intercept.openmp import lend_torch_threads
 from ulpscope.capture.intercept.patching import MODULE_CALL
@@ -72,7 +73,7 @@ class CaptureSession(Session):
         )
         self._level = level
         self._functions = functions
-        self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._units: ByModule[str] = ByModule()
         self._has_units = False
         self._on_step_end = on_step_end
         self._recorder = CallRecorder(
@@ -311,7 +312,7 @@ class CaptureSession(Session):
     def _add_parameters(self, opened: OpenCall, module: torch.nn.Module) -> None:
         if opened.edges is None:
             return
-        for name, parameter in module.named_parameters(recurse=False):
+        for name, parameter in own_parameters(module):
             if parameter.requires_grad:
                 opened.edges.add_leaf(parameter, slot_and_mark("parameter", (name,))[0])
 
@@ -325,7 +326,7 @@ class CaptureSession(Session):
         return super()._call_unseen(original, args, kwargs)
 
     def _describe_model(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._selection.wants_phase("start") or next(module.parameters(), None) is None:
+        if not self._selection.wants_phase("start") or not has_parameters(module):
             return
         self._recorder.begin_writing()
         if id(module) not in self._described:

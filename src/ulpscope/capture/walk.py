@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ulpscope.capture.safety import let_pass
 from ulpscope.model import Arguments, Role, Slot
 
 __all__ = [
@@ -176,5 +177,6 @@ def _short_repr(value: Any) -> str:
     has_own_repr = any("__repr__" in ancestor.__dict__ for ancestor in type(value).__mro__[:-1])
     try:
         return _ADDRESS.sub("", repr(value))[:_LONGEST_TEXT] if has_own_repr else ""
-    except Exception:
+    except Exception as error:
+        let_pass(error)
         return "(cannot be printed)"

@@ -64,9 +64,11 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     number = text.lower().removesuffix("b")
     unit = number[-1:] if number[-1:].isalpha() else ""
     try:
-        return int(float(number.removesuffix(unit)) * units[unit])
+        size = int(float(number.removesuffix(unit)) * units[unit])
     except (ValueError, KeyError, OverflowError):
-        raise click.BadParameter(f"{text[:80]!r} is not a size; write 500MB or 20GB") from None
+        size = -1
+    if size < 0:
+        raise click.BadParameter(f"{text[:80]!r} is not a size; write 500MB or 20GB")
 
 
 @click.command(

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from ulpscope.capture.health.readings import Sampler
+from ulpscope.capture.torch_internals import is_foreign, without_class
 from ulpscope.model.health import HealthTarget
 from ulpscope.numerics.summary.composing import compose, sample_positions
 
-__all__ = ["Cohort", "Member", "Merge", "local_part", "member_of"]
+__all__ = ["Cohort", "Member", "Merge", "is_readable", "local_part", "member_of"]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -44,12 +45,20 @@ class _Shard(NamedTuple):
     is_counted: bool
 
 
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether its values can be had without running the code of a class of the user's."""
+    if type(tensor) in _PLAIN:
+        return True
+    return not is_foreign(without_class(getattr(tensor, "_local_tensor", tensor) if not is_foreign(tensor) else tensor))
+
+
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor lies on this rank, dense. Call it where no graph is made."""
+    """What of a readable tensor lies on this rank, dense and without a class of the user's. Call it where no graph is made."""
     if type(tensor) in _PLAIN and tensor.layout is torch.strided:
         return tensor
+    tensor = without_class(tensor)
     to_local = getattr(tensor, "to_local", None)
-    part: torch.Tensor = tensor.detach() if to_local is None else to_local().detach()
+    part: torch.Tensor = without_class(tensor if to_local is None else to_local()).detach()
     if part.layout is not torch.strided:
         part = part.to_dense()
     return part

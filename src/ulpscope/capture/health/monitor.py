@@ -24,10 +24,20 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.capture.device.arrivals import Arrivals
-from ulpscope.capture.health.cohorts import Cohort, Member, Merge, local_part, member_of
+from ulpscope.capture.health.cohorts import Cohort, Member, Merge, is_readable, local_part, member_of
 from ulpscope.capture.health.readings import Batch, Pending, measure, measure_rows, traits
-from ulpscope.capture.intercept.modules import ModuleStack
-from ulpscope.capture.torch_internals import blind, graph_task, inside_transform, is_fake, is_jit_tracing, is_traced, not_compiled
+from ulpscope.capture.intercept.modules import ModuleStack, modules_in
+from ulpscope.capture.safety import let_pass
+from ulpscope.capture.torch_internals import (
+    blind,
+    graph_task,
+    inside_transform,
+    is_fake,
+    is_jit_tracing,
+    is_traced,
+    not_compiled,
+    without_class,
+)
 from ulpscope.model.health import STATISTICS, Granularity, HealthLayout, HealthStep, HealthTarget
 
 __all__ = ["KINDS", "HealthSession"]
@@ -231,11 +241,11 @@ class HealthSession:
         if not self._globs:
             return
         stack = ModuleStack([model])
-        fused = {part for module in model.modules() if isinstance(module, _FUSED) for part in module.modules()}
-        for module in model.modules():
+        fused = {id(part) for _, module in modules_in(model) if isinstance(module, _FUSED) for _, part in modules_in(module)}
+        for _, module in modules_in(model):
             path = stack.enter(module)
             stack.leave(module)
-            if path and module not in fused and any(fnmatch.fnmatchcase(path, glob) for glob in self._globs):
+            if path and id(module) not in fused and any(fnmatch.fnmatchcase(path, glob) for glob in self._globs):
                 self._handles.append(module.register_forward_hook(self._activation_hook(path)))
 
     def _activation_hook(self, path: str) -> Callable[..., None]:
@@ -356,18 +366,29 @@ class HealthSession:
             (self._names.get(id(parameter), f"group{number}.{place}"), str(group.get("name", f"group{number}")), parameter)
             for number, group in enumerate(optimizer.param_groups)
             for place, parameter in enumerate(group["params"])
-            if not is_lazy(parameter)
+            if not is_lazy(parameter) and self._can_read(parameter)
         ]
         order = {name: place for place, name in enumerate(self._names.values())}
         named.sort(key=lambda each: order.get(each[0], len(order)))
         labels = [self._label(name, group) for name, group, _ in named]
         sizes: dict[str, int] = {}
         for label, (_, _, parameter) in zip(labels, named, strict=True):
-            sizes[label] = sizes.get(label, 0) + int(parameter.numel())
+            sizes[label] = sizes.get(label, 0) + int(without_class(parameter).numel())
         return [
-            (member_of(name, label, parameter, self._share_of_samples(parameter, sizes[label])), parameter)
+            (member_of(name, label, plain, self._share_of_samples(plain, sizes[label])), parameter)
             for label, (name, _, parameter) in zip(labels, named, strict=True)
+            for plain in (without_class(parameter),)
         ]
+
+    def _can_read(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter is watched; one that is not is told of."""
+        if is_readable(parameter):
+            return True
+        if self._on_failure is not None:
+            kind = type(parameter).__name__
+            why = TypeError(f"a tensor of the class {kind} has no memory of its own to look at, and the code of the class is not run")
+            self._on_failure("watch a parameter", why)
+        return False
 
     def _label(self, name: str, group: str) -> str:
         if self._granularity == "group":
@@ -441,7 +462,8 @@ class HealthSession:
         return any(entry[:2] == (kind, which) for entry in self._open.entries)
 
     def _log(self, scalars: dict[str, Any]) -> None:
-        values = {name: _now(value) for name, value in scalars.items()}
+        known = {name: value for name, value in scalars.items() if not isinstance(value, torch.Tensor) or is_readable(value)}
+        values = {name: _now(value) for name, value in known.items()}
         for name in values:
             self._turn_to(("scalar", name))
         for name, value in values.items():
@@ -540,6 +562,7 @@ class HealthSession:
             with blind():
                 function(*args)
         except Exception as error:
+            let_pass(error)
             if self._on_failure is not None:
                 self._on_failure(what, error)
 
@@ -568,7 +591,8 @@ def _arrays(done: _OpenStep) -> list[torch.Tensor]:
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     """The gradient that the optimizer uses; Megatron and its kin keep it in `main_grad`."""
     found = getattr(parameter, "main_grad", None)
-    return found if isinstance(found, torch.Tensor) else parameter.grad
+    gradient = found if isinstance(found, torch.Tensor) else parameter.grad
+    return gradient if gradient is not None and is_readable(gradient) else None
 
 
 def _moments(optimizer: Any, watched: list[tuple[Member, torch.Tensor]]) -> list[_Sought]:
@@ -579,7 +603,8 @@ def _moments(optimizer: Any, watched: list[tuple[Member, torch.Tensor]]) -> list
     found: defaultdict[str, list[tuple[Member, torch.Tensor]]] = defaultdict(list)
     for member, parameter in watched:
         for key, value in state.get(parameter, _NOTHING).items():
-            if key != "step" and isinstance(value, torch.Tensor) and value.numel() == member.global_numel:
+            is_known = key != "step" and isinstance(value, torch.Tensor) and is_readable(value)
+            if is_known and without_class(value).numel() == member.global_numel:
                 found[key].append((member, value))
     return [(kind, member, value) for key, pairs in found.items() for kind in (f"moment.{key}",) for member, value in pairs]
 
@@ -592,6 +617,9 @@ def _activation_targets(path: str, dtype: torch.dtype, number: int) -> tuple[Hea
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
+    tensor = without_class(tensor)
+    if not is_readable(tensor):
+        return False
     if is_fake(tensor) or is_traced(tensor) or tensor.is_nested or tensor.device.type == "meta":
         return False
     return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 0

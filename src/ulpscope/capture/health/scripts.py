@@ -9,7 +9,6 @@ starts from is the loss), `GradScaler.step` (a step that it leaves out reaches n
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from ulpscope.capture.health.monitor import HealthSession
+from ulpscope.capture.intercept.modules import ByModule, has_parameters, modules_in
 from ulpscope.capture.intercept.patching import Patches
 from ulpscope.capture.torch_internals import graph_task
 
@@ -49,7 +49,7 @@ class ScriptHealth:
     def __init__(self, session: HealthSession) -> None:
         self._session = session
         self._patches = _HealthPatches()
-        self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._seen: ByModule[bool] = ByModule()
 
     def __enter__(self) -> ScriptHealth:
         self._patches.module_calls(self._around_module)
@@ -66,8 +66,9 @@ class ScriptHealth:
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A module that runs and belongs to none that ran before is a model."""
         if module not in self._seen:
-            self._seen.update(module.modules())
-            if next(module.parameters(), None) is not None:
+            for _, each in modules_in(module):
+                self._seen[each] = True
+            if has_parameters(module):
                 self._session.adopt(module)
         return original(module, *args, **kwargs)
 

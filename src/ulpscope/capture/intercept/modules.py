@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which module of the model is running: paths by identity, a stack for each thread."""
+"""Which module of the model is running: paths by identity, a stack for each thread.
+
+A class of the user's may compare and hash its modules as it likes, or not at all, and say something else about what it holds. So modules
+are told apart by identity, and what they hold is read where `nn.Module` keeps it: none of the user's code is run for it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,13 @@ import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
 from ulpscope.capture.native.compiled import COMPILED
 
-__all__ = ["ModuleStack", "RunningModule", "clean_path"]
+__all__ = ["ByModule", "ModuleStack", "RunningModule", "clean_path", "has_parameters", "modules_in", "own_parameters"]
 
 # Segments that wrappers add to names; without them a wrapped model compares with a bare one.
 _WRAPPER_SEGMENTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -23,6 +26,38 @@ _WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
 _MOST_RECENT = 65_536
+
+_Value = TypeVar("_Value")
+
+
+class ByModule(Generic[_Value]):
+    """What is known of modules, for as long as each is alive."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], _Value]] = {}
+
+    def __setitem__(self, module: torch.nn.Module, value: _Value) -> None:
+        known, key = self._known, id(module)
+        self._known[key] = weakref.ref(module, lambda gone: _forget(known, key, gone)), value
+
+    def __contains__(self, module: torch.nn.Module) -> bool:
+        return id(module) in self._known
+
+    def get(self, module: torch.nn.Module) -> _Value | None:
+        found = self._known.get(id(module))
+        return None if found is None else found[1]
+
+    def items(self) -> list[tuple[torch.nn.Module, _Value]]:
+        alive = [(reference(), value) for reference, value in list(self._known.values())]
+        return [(module, value) for module, value in alive if module is not None]
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def _forget(known: dict[int, Any], key: int, gone: Any) -> None:
+    if key in known and known[key][0] is gone:
+        del known[key]
 
 
 class RunningModule:
@@ -50,7 +85,7 @@ class ModuleStack:
     """Paths of modules, named from the model given or from the outermost module called."""
 
     def __init__(self, models: list[torch.nn.Module]) -> None:
-        self._paths: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._paths: ByModule[str] = ByModule()
         self._recent: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}  # by identity: a weak dictionary is slow to ask
         self._roots: list[str] = []
         self._root_modules: list[weakref.ref[torch.nn.Module]] = []
@@ -95,13 +130,13 @@ class ModuleStack:
                 return
 
     def named_parameters(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._named(module, module.named_parameters())
+        yield from self._named(module, _held_in(module, "_parameters"))
 
     def named_buffers(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._named(module, module.named_buffers())
+        yield from self._named(module, _held_in(module, "_buffers"))
 
     def _named(self, module: torch.nn.Module, items: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        prefix = self._paths.get(module, "")
+        prefix = self._paths.get(module) or ""
         for name, tensor in items:
             path = clean_path(name, inside_wrapper=isinstance(module, _WRAPPERS))
             yield (f"{prefix}.{path}" if prefix else path), tensor
@@ -120,10 +155,11 @@ class ModuleStack:
             return path
         stack = self.all_running()
         if stack:
-            path = self._paths[module] = f"{stack[-1].path}.{type(module).__name__}".lstrip(".")
+            path = f"{stack[-1].path}.{type(module).__name__}".lstrip(".")
+            self._paths[module] = path
             return path
         self._name_all(module)
-        return self._paths[module]
+        return self._paths.get(module) or ""
 
     def _name_all(self, root: torch.nn.Module) -> None:
         """Name a root's modules; the first root has the empty path, later ones the name of their class."""
@@ -134,9 +170,43 @@ class ModuleStack:
             prefix = f"{name}#{count + 1}" if count else name
         self._roots.append(prefix)
         self._root_modules.append(weakref.ref(root))
-        for name, module in root.named_modules():
+        for name, module in modules_in(root):
             path = clean_path(name, inside_wrapper=isinstance(root, _WRAPPERS))
-            self._paths.setdefault(module, ".".join(filter(None, (prefix, path))))
+            if module not in self._paths:
+                self._paths[module] = ".".join(filter(None, (prefix, path)))
+
+
+def modules_in(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """A module and all below it, each once, by name and in the order of `named_modules`."""
+    seen: set[int] = set()
+    ahead = [("", root)]
+    while ahead:
+        path, module = ahead.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        below = [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items() if child is not None]
+        ahead += reversed(below)
+
+
+def own_parameters(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters of a module itself."""
+    return [(name, parameter) for name, parameter in module._parameters.items() if parameter is not None]
+
+
+def has_parameters(root: torch.nn.Module) -> bool:
+    """Whether a module or one below it has a parameter."""
+    return any(own_parameters(module) for _, module in modules_in(root))
+
+
+def _held_in(root: torch.nn.Module, where: str) -> Iterator[tuple[str, torch.Tensor]]:
+    seen: set[int] = set()
+    for path, module in modules_in(root):
+        for name, tensor in getattr(module, where).items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield (f"{path}.{name}" if path else name), tensor
 
 
 @lru_cache(maxsize=65_536)

@@ -1349,7 +1349,8 @@ cdef object _packed(tuple args, dict kwargs, list found):
                 elif not _put_plain(out, value):
                     _put_bytes(out, <bytes>_encode_value(_encode_argument(value, (name,), "input", found)))
         packed = PyBytes_FromStringAndSize(out.room, out.used)
-    except Exception:
+    except Exception as error:
+        _let_pass(error)
         del found[before:]
         return _split(args, kwargs, found)
     _spare = out
@@ -2780,7 +2781,8 @@ cdef class Observer:
             return arguments
         try:
             return _encode_value(arguments)
-        except Exception:  # what MessagePack has no word for; the store has
+        except Exception as error:  # what MessagePack has no word for; the store has
+            _let_pass(error)
             return arguments
 
 
@@ -3174,6 +3176,7 @@ from ulpscope.capture.record import stacks as _stacks
 from ulpscope.capture.record import state as _state
 from ulpscope.capture import torch_internals as _torch_internals
 from ulpscope.capture import walk as _walk
+from ulpscope.capture.safety import let_pass as _let_pass
 from ulpscope.model import Slot as _Slot
 
 cdef object _slot_type = _Slot

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ulpscope.capture.intercept.modules import ByModule
 from ulpscope.capture.nonfinite.extremes import is_on_a_device, is_plain_here
 from ulpscope.capture.nonfinite.hunt import Hunt
 from ulpscope.capture.nonfinite.hunt_records import Place, SeenCall, reference_to
@@ -50,7 +51,7 @@ class ModuleHunt:
         self._hunt = hunt
         self._stacks = stacks
         self._hooks_gradients = hooks_gradients
-        self._places: weakref.WeakKeyDictionary[torch.nn.Module, Place] = weakref.WeakKeyDictionary()
+        self._places: ByModule[Place] = ByModule()
         self.last_result: Callable[[], Any] = lambda: None
 
     def place_of(self, module: torch.nn.Module) -> Place | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from ulpscope.capture.intercept.modules import own_parameters
 from ulpscope.capture.record.state import surrounding_modes
 from ulpscope.capture.record.tensors import TensorReader
 from ulpscope.capture.walk import Found, encode_arguments
@@ -237,7 +238,7 @@ class EventWriter:
         slots = [self._input(slot, tensor, replaced, makers) for slot, tensor in found]
         own: list[Found] = []
         if call.owner is not None:
-            own = [(Slot("parameter", (name,)), tensor) for name, tensor in call.owner.named_parameters(recurse=False)]
+            own = [(Slot("parameter", (name,)), tensor) for name, tensor in own_parameters(call.owner)]
         slots += [self._input(slot, tensor, replaced, {}) for slot, tensor in own]
         slots += [self._input(slot, tensor, {}, makers) for slot, tensor in call.results]
         modes = surrounding_modes(found, call.owner)

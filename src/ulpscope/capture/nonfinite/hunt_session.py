@@ -188,7 +188,7 @@ class HuntSession(Session):
 
     def _begin_with(self, module: torch.nn.Module) -> None:
         """Hunt modules instead of calls where the model is on an accelerator, and look at its parameters before anything changes them."""
-        parameter = next(module.parameters(), None)
+        parameter = next((tensor for _, tensor in self._modules.named_parameters(module)), None)
         if parameter is None:
             return
         self._has_begun = True

@@ -29,7 +29,7 @@ from ulpscope.model.check.checks import Check, CheckedCall, CheckRole, FamilyPre
 from ulpscope.model.step_index import ForwardCalls
 from ulpscope.store import open_run
 from ulpscope.store.foreign.checker import open_info
-from ulpscope.workflows.check.messages import Journal
+from ulpscope.workflows.check.messages import Journal, sent_path
 from ulpscope.workflows.check.opaque import OPAQUE, Opaqueness
 from ulpscope.workflows.check.processes import Processes
 from ulpscope.workflows.check.rules import RULES, CheckOptions, Precision
@@ -308,7 +308,7 @@ def _worker(
 ) -> _Checking:
     if not isolated:
         return _Here(run, options, imports)
-    path, other = str(Path(run.path).resolve()), "" if backward is None else str(Path(backward).resolve())
+    path, other = sent_path(Path(run.path).resolve()), "" if backward is None else sent_path(Path(backward).resolve())
     setups = [Setup(path=path, backward=other, options=replace(options, device=one), imports=tuple(imports)) for one in devices]
     return Processes(setups, jobs=jobs, timeout_s=timeout_s)
 

@@ -15,15 +15,19 @@ import msgspec
 
 from ulpscope.errors import InputError
 from ulpscope.format.frames import HEAD_SIZE, checksum, framed, head_at
+from ulpscope.report.escaping import visible
 
-__all__ = ["Journal", "read_frame", "write_frame"]
+__all__ = ["Journal", "read_frame", "received_path", "sent_path", "write_frame"]
 
 _MOST_BYTES = 1 << 26
 T = TypeVar("T")
 
 
 def write_frame(stream: BinaryIO, message: Any) -> None:
-    body = msgspec.msgpack.encode(message)
+    try:
+        body = msgspec.msgpack.encode(message)
+    except UnicodeEncodeError as error:  # it came from the command line: what was recorded is text
+        raise InputError(f"{visible(str(error.object))} is the name of nothing: it is not valid UTF-8") from None
     stream.write(framed(body))
     stream.flush()
 
@@ -43,12 +47,21 @@ def read_frame(stream: BinaryIO, kind: type[T]) -> T | None:
         return None
 
 
+def sent_path(path: Path) -> str:
+    """A path as text, a character for each of its bytes: these need not be text."""
+    return os.fsencode(path).decode("latin-1")
+
+
+def received_path(text: str) -> Path:
+    return Path(os.fsdecode(text.encode("latin-1")))
+
+
 class Journal:
     """What was found so far, on disk: begun anew, or gone on with. The first message says what is checked, and has to agree."""
 
     def __init__(self, path: Path, facts: dict[str, str], *, resume: bool) -> None:
         self.path = path
-        self._facts = facts
+        self._facts = {name: fact.encode(errors="backslashreplace").decode() for name, fact in facts.items()}  # a path may be no text
         self._size = 0
         self._resume = resume and path.exists()
         if self._resume:

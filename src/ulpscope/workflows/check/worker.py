@@ -13,12 +13,11 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ulpscope.model import OperandFormat
 from ulpscope.model.check.checks import CheckedCall, CheckRole
-from ulpscope.workflows.check.messages import read_frame, write_frame
+from ulpscope.workflows.check.messages import read_frame, received_path, write_frame
 from ulpscope.workflows.check.rules import CheckOptions
 
 if TYPE_CHECKING:
@@ -29,7 +28,10 @@ __all__ = ["Answer", "Order", "Setup"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The first message: the run, how to check, how many threads to use, and modules to import before."""
+    """The first message: the run, how to check, how many threads to use, and modules to import before.
+
+    A path is written as `sent_path` gives it, since a name on disk need not be text.
+    """
 
     path: str
     options: CheckOptions
@@ -95,7 +97,8 @@ def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
         import_and_register(name)
     without_compiler()
     open_device(setup.options.device)
-    run = open_info(Path(setup.path), Path(setup.backward)) if setup.backward else open_run(setup.path)
+    path, backward = received_path(setup.path), received_path(setup.backward)
+    run = open_info(path, backward) if setup.backward else open_run(path)
     return CallChecker(run, setup.options, tell, num_threads=setup.num_threads)
 
 

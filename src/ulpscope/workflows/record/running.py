@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import random
-import runpy
 import sys
 import traceback
 import types
 from contextlib import AbstractContextManager
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
+from runpy import _run_module_as_main as run_as_main  # type: ignore[attr-defined]  # what `python -m` itself calls
 from typing import Any
 
 from ulpscope._optional import require
@@ -49,27 +51,28 @@ def make_comparable(seed: int | None, *, deterministic: bool) -> None:
 
 
 def run_script(target: str, arguments: list[str], capture: AbstractContextManager[Any], *, is_module: bool = False) -> int:
-    """Run a script as Python would, inside a capture or a watch; the exit code is the script's own."""
+    """Run a script as Python would, inside a capture or a watch; the exit code is the script's own.
+
+    Its module stays `__main__`: what it registered with `atexit`, and threads that outlive it, may still pickle what it defined.
+    """
     code = None if is_module else _compiled(target)
     sys.argv = [target, *arguments]
     # A module is looked up in the working folder, a script's imports beside the script, as Python does it.
     sys.path[0] = str(Path.cwd()) if is_module else str(Path(target).resolve().parent)
     if is_module:
         _check_module(target)
-    main = sys.modules["__main__"]
     try:
         with capture:
             if code is None:
-                runpy.run_module(target, run_name="__main__", alter_sys=True)
+                _new_main()
+                run_as_main(target)
             else:
                 _execute(code, target)
     except SystemExit as leaving:
         return _exit_code(leaving)
     except BaseException as error:
-        _print_traceback(error)
+        _tell_of(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
-    finally:
-        sys.modules["__main__"] = main
     return 0
 
 
@@ -91,16 +94,22 @@ def _compiled(script: str) -> types.CodeType:
         hint = "; for a module write 'ulpscope run -m NAME'" if not path.suffix else ""
         raise InputError(f"the script '{script}' cannot be read ({error.strerror or error}){hint}") from None
     try:
-        return compile(source, str(path.resolve()), "exec", dont_inherit=True)
+        return compile(source, str(path.absolute()), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise InputError(f"the script '{script}' is not valid Python: {error}") from None
 
 
 def _execute(code: types.CodeType, script: str) -> None:
+    main, path = _new_main(), str(Path(script).absolute())  # where it was called from, also through a link
+    main.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    exec(code, main)
+
+
+def _new_main() -> dict[str, Any]:
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=str(Path(script).resolve()), __builtins__=__builtins__)
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
-    exec(code, main.__dict__)
+    return main.__dict__
 
 
 def _exit_code(leaving: SystemExit) -> int:
@@ -112,9 +121,24 @@ def _exit_code(leaving: SystemExit) -> int:
     return 1
 
 
-def _print_traceback(error: BaseException) -> None:
-    """The traceback that the script would print on its own, without our frames and the import machinery's above it."""
+def _tell_of(error: BaseException) -> None:
+    """Do with an error that ended the script what Python would: give it to the hook, which prints it unless the script has its own."""
+    frames = _frames_of(error)
+    if sys.excepthook is sys.__excepthook__:
+        traceback.print_exception(type(error), error, frames)
+        return
+    try:
+        sys.excepthook(type(error), error, frames)
+    except Exception:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exc()
+        print("\nOriginal exception was:", file=sys.stderr)
+        traceback.print_exception(type(error), error, frames)
+
+
+def _frames_of(error: BaseException) -> types.TracebackType | None:
+    """The traceback that the script would have on its own, without our frames and the import machinery's above it."""
     frames: Any = error.__traceback__
     while frames is not None and (frames.tb_frame.f_code.co_filename == __file__ or "runpy" in frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames or error.__traceback__)
+    return frames or error.__traceback__
