@@ -275,6 +275,23 @@ def test_a_wrong_fractional_pooling_is_seen(tmp_path: Path, fault: str, return_i
         assert surprises(program, spoilt, **options)[slot][0] == IMPOSSIBLE
 
 
+@pytest.mark.parametrize("level", ["api", "op"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_regions_that_are_rounded_in_16_bits_are_no_fault_where_the_draw_is_given(tmp_path: Path, dtype: torch.dtype, level: Any) -> None:
+    torch.manual_seed(0)
+    values, samples = torch.randn(2, 3, 60, 60, dtype=dtype, requires_grad=True), torch.rand(2, 3, 2, dtype=dtype)
+    with Capture(tmp_path / "run", keep="tensors", level=level) as capture:
+        made = F.fractional_max_pool2d(values, 2, output_size=(37, 37), return_indices=True, _random_samples=samples)
+        made[0].square().sum().backward()
+        capture.step()
+    pools = [call for call in check_run(tmp_path / "run", isolated=False).calls if "pool" in str(call.call)]
+    assert [(str(call.call), call.phase, call.reason) for call in pools if call.status in ("failed", "warning")] == []
+    assert [call.status for call in pools] == [
+        "passed",
+        "passed" if level == "api" else "skipped",
+    ]  # a gradient at level op has no forward call
+
+
 def test_a_gradient_that_halves_itself_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is told what it drew itself: the forward call is run once more from the same state of its generator."""
 

@@ -25,7 +25,7 @@ from ulpscope.replay.draws.chance import IMPOSSIBLE, apart_as_samples, share_sur
 from ulpscope.replay.draws.pooling import Pooled, Scattered
 from ulpscope.replay.program import NotReplayable, Program
 
-__all__ = ["Surprise", "drawing_before", "surprises", "without_draws"]
+__all__ = ["Surprise", "drawing_before", "hangs_on_rounding", "surprises", "without_draws"]
 
 Tensors = Mapping[Slot, torch.Tensor]
 Surprise = tuple[float, str]
@@ -61,10 +61,21 @@ def without_draws(program: Program) -> Program | None:
     return None if arguments is None else replace(program, call=replace(program.call, arguments=arguments))
 
 
+def hangs_on_rounding(program: Program) -> bool:
+    """Whether a call is given what others draw, and makes of it in 16 bits what depends on how that is rounded: regions of a pooling.
+
+    Nothing is left to chance then, and still no computation in another precision says where they begin.
+    """
+    if not isinstance(program, (_Forward, _Backward)) or program.call.record.call.short.removesuffix("_with_indices") not in _POOLINGS:
+        return False
+    return any(one.is_floating_point() and one.dtype.itemsize < 4 for one in program.inputs.values())
+
+
 def drawing_before(program: Program) -> Program | None:
     """The forward call of a gradient that says little without what its forward call drew; None for any other."""
-    is_told = isinstance(program, _Backward) and program.call.record.call.short.startswith(_POOLINGS)
-    return _Forward(program.call, program.read) if isinstance(program, _Backward) and is_told else None
+    if not isinstance(program, _Backward) or not program.call.record.call.short.startswith(_POOLINGS):
+        return None
+    return _Forward(program.call, program.read)
 
 
 def surprises(program: Program, made: Tensors, *, is_recorded: bool = False, before: Tensors | None = None) -> dict[Slot, Surprise]:
