@@ -69,6 +69,7 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
         size = -1
     if size < 0:
         raise click.BadParameter(f"{text[:80]!r} is not a size; write 500MB or 20GB")
+    return size
 
 
 @click.command(
