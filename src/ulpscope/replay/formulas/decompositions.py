@@ -159,8 +159,8 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._noise is None or value.dtype != torch.float64:
             return value.to(target)
         noise = torch.empty(value.shape, dtype=torch.float64).uniform_(-1, 1, generator=self._noise)
-        if is_certain and not self._is_narrow:
-            noise.masked_fill_(value.to(target) == value, 0.0)
+        if is_certain and not self._is_narrow:  # of float64, what has as few digits as float32: nothing here has more to tell it by
+            noise.masked_fill_(value.to(torch.float32 if target is torch.float64 else target) == value, 0.0)
         return (value + value * noise * torch.finfo(target).eps).to(target)
 
     def _primitive(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], accumulator: torch.dtype) -> Any:
