@@ -27,7 +27,7 @@ def main() -> NoReturn:
     gc.disable()
     try:
         with _early_start(sys.argv[2:]) if sys.argv[1:2] == ["compare"] else nullcontext():
-            _run()
+            _run(is_own=is_own)
     except KeyboardInterrupt:  # while something was imported
         from ulpscope.cli import LazyGroup
 
@@ -49,10 +49,11 @@ def _early_start(words: list[str]) -> AbstractContextManager[None]:
     return early_start(words)
 
 
-def _run() -> NoReturn:
+def _run(*, is_own: bool) -> NoReturn:
     from ulpscope.cli import cli
 
-    gc.freeze()
+    if is_own:
+        gc.freeze()
     gc.enable()
     sys.exit(cli(prog_name="ulpscope"))
 

@@ -487,7 +487,7 @@ def test_a_place_that_is_no_folder_is_one_sentence(file: Path, tmp_path: Path, m
 
 
 def start_build(source: Path, compiler: Path) -> subprocess.Popen[str]:
-    code = "import sys; from pathlib import Path; from ulpscope import _native_home; from ulpscope.capture import native"
+    code = "import sys; from pathlib import Path; from ulpscope import _native_home; from ulpscope.capture.native import building as native"
     code += "; _native_home.SOURCE = Path(sys.argv[1]); print(native.build())"
     environment = {**os.environ, "CXX": str(compiler)}
     return subprocess.Popen([sys.executable, "-c", code, str(source)], env=environment, stdout=subprocess.PIPE, text=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ulpscope
-from ulpscope.workflows.health_watch import watch_script
+from ulpscope.workflows.health_recording import record_script_health as watch_script
 
 ASKED: list[str] = []
 

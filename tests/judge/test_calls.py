@@ -354,7 +354,7 @@ def test_what_leaves_calls_of_one_side_may_differ_by_what_entered_them(is_known:
     if is_known:
         near = judged("functional.linear", {"output.0": ours}, {"output.0": theirs}, Trail(drift=1.0))
         honest = [replace(slot, verdict=Verdict("rounding", "derived", "cancels", 0.5)) for slot in near.slots]
-        trail.add(replace(near, slots=tuple(honest)), 0.0)
+        trail.add(replace(near, slots=tuple(honest), drift=0.0))
     norms = np.float32(2.0), np.float32(1.0)
     for lone, entered, made in (("subject", ours, norms[0]), ("reference", theirs, norms[1])):
         pair, _ = call("torch.norm", {"input.0": entered, "output.0": made}, {"input.0": entered, "output.0": made})

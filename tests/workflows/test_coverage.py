@@ -157,7 +157,7 @@ def test_a_slot_that_could_not_be_measured_is_harmless_where_all_that_is_made_of
 
     def body(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x)
-        sparse = torch.sparse_coo_tensor(torch.tensor([[0], [0]]), y.flatten()[:1], (2**15, 2**15))
+        sparse = torch.sparse_coo_tensor(torch.tensor([[0], [0]]), y.flatten()[:1], (2**15, 2**15), check_invariants=True)
         return torch.sparse.mm(sparse, torch.ones(2**15, 1)).mean() if is_used else sparse
 
     runs = [record(tmp_path / name, body, is_trained=False) for name in "ab"]
