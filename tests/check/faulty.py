@@ -112,10 +112,10 @@ class Laboratory:
         records = list(self.run.records(0, 0))
         self.calls = [index for index, one in enumerate(records) if one.level == "api" and one.phase in ("forward", "backward")]
         self.names = {index: f"{records[index].call}.{records[index].phase}" for index in self.calls}
-        self.honest = {index: self._honest(records[index], index) for index in self.calls}
+        self.honest = {index: self._honest(records[index]) for index in self.calls}
 
-    def _honest(self, record: Any, index: int) -> dict[int, float]:
-        prepared = self.checker._prepare(record, 0, 0, index)
+    def _honest(self, record: Any) -> dict[int, float]:
+        prepared = self.checker._prepare(record, 0, 0)
         made = run_on_device(prepared.program, "npu")
         return {one.numel: one.honest_error or 0.0 for one in Yardstick(prepared.program).measure(made)}
 
