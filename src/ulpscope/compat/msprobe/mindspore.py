@@ -18,7 +18,7 @@ def _refuse(what: str) -> NoReturn:
 
 
 class PrecisionDebugger:
-    """Not there yet."""
+    """Refuse in one sentence, which names what works instead."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse("PrecisionDebugger")
@@ -31,12 +31,12 @@ class PrecisionDebugger:
 
 
 class MsprobeStep:
-    """Not there yet."""
+    """Refuse in one sentence, which names what works instead."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse("MsprobeStep")
 
 
 def seed_all(*args: Any, **kwargs: Any) -> None:
-    """Not there yet."""
+    """Refuse in one sentence, which names what works instead."""
     _refuse("seed_all")
