@@ -76,7 +76,8 @@ def _names_of(folder: str) -> set[str]:
 
 @pytest.mark.parametrize(("maker", "noun", "taker"), ARROWS)
 def test_an_arrow_is_a_noun_that_both_ends_know(maker: str, noun: str, taker: str) -> None:
-    module = ast.parse((SOURCE / "model" / f"{noun}.py").read_text(encoding="utf-8"))
+    [file] = (SOURCE / "model").rglob(f"{noun}.py")
+    module = ast.parse(file.read_text(encoding="utf-8"))
     nouns = {node.name for node in module.body if isinstance(node, ast.ClassDef)}
     assert nouns & _names_of(maker)
     assert nouns & _names_of(taker)

@@ -76,7 +76,7 @@ def test_a_metric(tmp_path: Path) -> None:
     recipe = Recipe("Add a metric", tmp_path)
     entry = 'MetricEntry("rms_ratio", "rms n / rms b", "The size of the subject over that of the reference.", ".4g", "neither"),\n    '
     recipe.add("measure/metrics.py", 'MetricEntry("rms_subject"', entry)
-    recipe.add("model/measurements.py", "    num_different: int\n", "    rms_ratio: Metric\n")
+    recipe.add("model/comparison/measurements.py", "    num_different: int\n", "    rms_ratio: Metric\n")
     value = "math.sqrt(found.sum_squares_subject / found.sum_squares_reference) if found.sum_squares_reference else _ZERO_REFERENCE"
     recipe.add("measure/tensors.py", '"snr_db": _signal', f'"rms_ratio": {value},\n        ')
     assert "docs/metrics.md" in recipe.text

@@ -29,7 +29,7 @@ from ulpscope.capture.device.queue import Devices
 from ulpscope.capture.device.summaries import CudaSummaries
 from ulpscope.capture.device.values import LOST
 from ulpscope.capture.record import recorder
-from ulpscope.capture.record.tensors import TensorReader
+from ulpscope.capture.record.tensor_reader import TensorReader
 from ulpscope.model import Slot
 
 CASES = [("api", "statistics"), ("module", "statistics"), ("both", "fingerprint"), ("op", "statistics")]

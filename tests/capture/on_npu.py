@@ -15,7 +15,7 @@ import torch
 
 from tests.capture import tensor_cases
 from ulpscope.capture.device.queue import Devices
-from ulpscope.capture.record.tensors import TensorReader
+from ulpscope.capture.record.tensor_reader import TensorReader
 from ulpscope.testing import npu
 
 

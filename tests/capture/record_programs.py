@@ -27,7 +27,7 @@ def main(folder: Path, how: str) -> None:
     from ulpscope.capture.device.queue import Devices
     from ulpscope.capture.native.compiled import COMPILED
     from ulpscope.capture.record import recorder
-    from ulpscope.capture.record.tensors import TensorReader
+    from ulpscope.capture.record.tensor_reader import TensorReader
 
     assert (COMPILED is not None) == (how == "compiled")
     warnings.simplefilter("ignore")

@@ -30,7 +30,7 @@ from ulpscope.capture.device.values import LOST, settle_rows
 from ulpscope.capture.device.word_layouts import layout_of
 from ulpscope.capture.intercept.naming import may_write
 from ulpscope.capture.record import holding, recorder
-from ulpscope.capture.record.tensors import TensorReader
+from ulpscope.capture.record.tensor_reader import TensorReader
 from ulpscope.capture.torch_internals import blind
 from ulpscope.model import Slot
 

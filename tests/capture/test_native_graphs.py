@@ -27,7 +27,7 @@ from tests.capture.recording import Recording, recording, slot_of, slots_of
 from tests.capture.test_devices import LateSummaries, late
 from ulpscope.capture.device.values import LOST
 from ulpscope.capture.native.compiled import COMPILED
-from ulpscope.capture.record.tensors import TensorReader
+from ulpscope.capture.record.tensor_reader import TensorReader
 from ulpscope.capture.torch_internals import graph_task
 from ulpscope.errors import CaptureWarning
 

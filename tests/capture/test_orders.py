@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.capture import tensor_cases
 from tests.capture.test_devices import LateSummaries
 from ulpscope.capture.device.queue import Devices
-from ulpscope.capture.record.tensors import TensorReader, record_of
+from ulpscope.capture.record.tensor_reader import TensorReader, record_of
 from ulpscope.model import Slot, TensorRecord
 
 SLOT = Slot.parse("input.0")

@@ -3,7 +3,7 @@
 
 from ulpscope.capture.active import is_one_active
 from ulpscope.capture.nonfinite.hunt_session import HuntSession
-from ulpscope.capture.record.tensors import Keep
+from ulpscope.capture.record.tensor_reader import Keep
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.session import CaptureLevel, CaptureSession
 

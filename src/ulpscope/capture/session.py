@@ -27,7 +27,7 @@ from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.capture.record.flights import is_handle
 from ulpscope.capture.record.recorder import CallRecorder, OpenCall
 from ulpscope.capture.record.state import BufferHunt
-from ulpscope.capture.record.tensors import Keep
+from ulpscope.capture.record.tensor_reader import Keep
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.torch_internals import (
     asynchronous_memory,

@@ -24,7 +24,7 @@ from ulpscope.judge.allowance.zeros import has_other_zeros, tells_zeros_apart
 from ulpscope.judge.derived import derived
 from ulpscope.judge.differences import argument_differences
 from ulpscope.judge.limits import with_own_limits
-from ulpscope.judge.ptdbg import ptdbg
+from ulpscope.judge.published.cosine_rule import ptdbg
 from ulpscope.judge.replayed import judge_replayed
 from ulpscope.judge.thresholds import rounding_units, threshold
 from ulpscope.model import (

@@ -3,11 +3,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ulpscope.model.bands import BandKey, Bands
-from ulpscope.model.coverage import PART_KINDS, Coverage, Gap, PartKind, joined_gaps
-from ulpscope.model.dtypes import DTYPES, DType, Kind, dtype
-from ulpscope.model.findings import Comparison, ComparisonVerdict, CondensedSteps, Finding, FindingLevel, Histogram
-from ulpscope.model.measurements import (
+from ulpscope.model.comparison.bands import BandKey, Bands
+from ulpscope.model.comparison.coverage import PART_KINDS, Coverage, Gap, PartKind, joined_gaps
+from ulpscope.model.comparison.findings import Comparison, ComparisonVerdict, CondensedSteps, Finding, FindingLevel, Histogram
+from ulpscope.model.comparison.measurements import (
     FingerprintMeasurement,
     Measurement,
     Metric,
@@ -16,8 +15,22 @@ from ulpscope.model.measurements import (
     TensorMeasurement,
     Undefined,
 )
+from ulpscope.model.comparison.pairs import MatchedBy, Pair, SlotPair
+from ulpscope.model.comparison.replays import REPLAY_MODES, CallReplay, OperandFormat, PairReplay, ReplayMode, SlotReplay, SystemicPrecision
+from ulpscope.model.comparison.verdicts import (
+    RULE_NAMES,
+    Amplification,
+    ArgumentDifference,
+    Behind,
+    Contribution,
+    JudgedCall,
+    JudgedSlot,
+    Side,
+    Verdict,
+    VerdictLevel,
+)
+from ulpscope.model.dtypes import DTYPES, DType, Kind, dtype
 from ulpscope.model.names import INPUT_ROLES, OUTPUT_ROLES, ROLES, CallName, Role, Slot
-from ulpscope.model.pairs import MatchedBy, Pair, SlotPair
 from ulpscope.model.protocols import AbleSink, DraftCall, DraftTensor, FrameSink, Renderer, Run, Sink, SinkAbilities, abilities_of
 from ulpscope.model.records import (
     Arguments,
@@ -31,20 +44,7 @@ from ulpscope.model.records import (
     TensorRecord,
     view_content,
 )
-from ulpscope.model.replays import REPLAY_MODES, CallReplay, OperandFormat, PairReplay, ReplayMode, SlotReplay, SystemicPrecision
 from ulpscope.model.runs import FORMAT_VERSION, LedgerEntry, RunInfo
-from ulpscope.model.verdicts import (
-    RULE_NAMES,
-    Amplification,
-    ArgumentDifference,
-    Behind,
-    Contribution,
-    JudgedCall,
-    JudgedSlot,
-    Side,
-    Verdict,
-    VerdictLevel,
-)
 
 if TYPE_CHECKING:
     from ulpscope.model.nonfinite import NearMiss, NonFinite, NonFiniteCall, NonFiniteEvent, NonFiniteKind, NonFiniteReport

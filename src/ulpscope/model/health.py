@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
-from ulpscope.model.findings import Finding
+from ulpscope.model.comparison.findings import Finding
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.runs import RunInfo
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
-from ulpscope.model.findings import FindingLevel
+from ulpscope.model.comparison.findings import FindingLevel
 from ulpscope.model.names import Slot
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import CallRecord, Frame, Phase

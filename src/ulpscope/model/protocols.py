@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ulpscope.model.findings import Comparison
+from ulpscope.model.comparison.findings import Comparison
 from ulpscope.model.names import Slot
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import CallRecord, Frame, Level, Phase, Summary, TensorData

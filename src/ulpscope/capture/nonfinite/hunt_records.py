@@ -14,7 +14,7 @@ import torch
 
 from ulpscope.capture.intercept.modules import own_parameters
 from ulpscope.capture.record.state import surrounding_modes
-from ulpscope.capture.record.tensors import TensorReader
+from ulpscope.capture.record.tensor_reader import TensorReader
 from ulpscope.capture.walk import Found, encode_arguments
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, Level, Modes, Phase, Sink, Slot, Summary, TensorRecord
 from ulpscope.numerics.nonfinite_rule import MASK_NOTE

@@ -18,7 +18,7 @@ from ulpscope.capture.device.queue import Devices
 from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.capture.record.state import ModeRow
 from ulpscope.capture.record.taking import Taken
-from ulpscope.capture.record.tensors import record_of
+from ulpscope.capture.record.tensor_reader import record_of
 from ulpscope.capture.walk import Encoded
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, FrameSink, Level, Modes, Phase, Sink
 

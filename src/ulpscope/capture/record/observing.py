@@ -24,7 +24,7 @@ from ulpscope.capture.record.holding import Draft, Outbox
 from ulpscope.capture.record.stacks import is_recompute
 from ulpscope.capture.record.state import ModeRow, mode_row
 from ulpscope.capture.record.taking import Taken
-from ulpscope.capture.record.tensors import TensorReader
+from ulpscope.capture.record.tensor_reader import TensorReader
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.torch_internals import graph_task, inside_transform
 from ulpscope.capture.walk import Encoded, Found, slot_text, split_arguments, tensors_in

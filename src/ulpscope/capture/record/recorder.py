@@ -26,7 +26,7 @@ from ulpscope.capture.record.observing import UNNAMED, Observer, OpenCall
 from ulpscope.capture.record.stacks import StackReader
 from ulpscope.capture.record.state import ModeRow, random_generators
 from ulpscope.capture.record.taking import Taken
-from ulpscope.capture.record.tensors import Keep, TensorReader
+from ulpscope.capture.record.tensor_reader import Keep, TensorReader
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.torch_internals import (
     asynchronous_memory,

@@ -26,7 +26,7 @@ from ulpscope.judge.published.standard_tables import (
 from ulpscope.model import DTYPES, CallName
 from ulpscope.model.check.checks import CheckStatus
 from ulpscope.model.check.standards import STANDARD_METRICS, Standard, StandardLimits, StandardMeasurement, StandardVerdict
-from ulpscope.model.measurements import Undefined
+from ulpscope.model.comparison.measurements import Undefined
 
 __all__ = ["figures_of", "judge_standard", "limits_of", "standard_of", "worst_status"]
 

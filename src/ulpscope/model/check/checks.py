@@ -9,11 +9,11 @@ from dataclasses import field
 from math import inf
 from typing import Literal, TypeAlias
 
-from ulpscope.model.findings import Finding
+from ulpscope.model.comparison.findings import Finding
+from ulpscope.model.comparison.replays import OperandFormat, SlotReplay
 from ulpscope.model.names import CallName, Slot
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import CallRecord, Frame, Level, Phase
-from ulpscope.model.replays import OperandFormat, SlotReplay
 from ulpscope.model.runs import RunInfo
 
 __all__ = [

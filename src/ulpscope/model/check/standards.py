@@ -8,7 +8,7 @@ from dataclasses import field, fields
 from typing import Literal, TypeAlias
 
 from ulpscope.model.check.checks import CheckStatus
-from ulpscope.model.measurements import Metric
+from ulpscope.model.comparison.measurements import Metric
 from ulpscope.model.nouns import dataclass
 
 __all__ = [

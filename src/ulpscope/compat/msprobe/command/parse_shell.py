@@ -27,7 +27,7 @@ from ulpscope.compat.ptdbg.shell import ParseShell, main
 from ulpscope.compat.ptdbg.shell.acl_dumps import compare_acl, convert_acl
 from ulpscope.compat.ptdbg.shell.shell_parsers import PARSERS, ShellParser, add_ascend_path, shell_parser
 from ulpscope.errors import InputError
-from ulpscope.judge.ptdbg import accuracy_word
+from ulpscope.judge.published.cosine_rule import accuracy_word
 from ulpscope.model import TensorData
 from ulpscope.report.comparison.table import defused
 from ulpscope.report.escaping import visible

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from ulpscope.compat.ptdbg.compare.columns import NAN, cosine_word, message_of
 from ulpscope.compat.sheets import Cell
-from ulpscope.judge.ptdbg import accuracy_word
+from ulpscope.judge.published.cosine_rule import accuracy_word
 from ulpscope.judge.published.error_growth import Mode, no_partner, row_verdicts
 from ulpscope.judge.published.row_colours import Colour, checksum_word, row_colours, statistics_word
 from ulpscope.model.written import NOT_THERE, MeasuredPair, OldNumbers, WrittenCallPair, WrittenValue

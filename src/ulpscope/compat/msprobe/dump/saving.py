@@ -72,7 +72,7 @@ class SavingTask:
 
 class _SavedStep:
     def __init__(self, place: Place, iteration: int, options: DumpOptions) -> None:
-        from ulpscope.capture.record.tensors import TensorReader
+        from ulpscope.capture.record.tensor_reader import TensorReader
 
         self._layout = place.layout
         folder = place.of_step(iteration)

@@ -36,8 +36,8 @@ from ulpscope.compat.ptdbg.compare.partner_keys import Match, match_operators
 from ulpscope.compat.ptdbg.exceptions import CompareException
 from ulpscope.compat.screen import print_error, print_info, print_warning
 from ulpscope.errors import DamagedRunError, InputError
-from ulpscope.judge.ptdbg import accuracy_word
 from ulpscope.judge.published.advice import advise
+from ulpscope.judge.published.cosine_rule import accuracy_word
 from ulpscope.judge.published.row_colours import checksum_word
 from ulpscope.model import Comparison, Run
 from ulpscope.model.written import OldNumbers, WrittenPair, WrittenValue

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import Any, Literal, Protocol, TypeAlias
 
-from ulpscope.model.coverage import Coverage, Gap
+from ulpscope.model.comparison.coverage import Coverage, Gap
+from ulpscope.model.comparison.replays import SystemicPrecision
+from ulpscope.model.comparison.verdicts import JudgedCall
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.records import Frame, Phase
-from ulpscope.model.replays import SystemicPrecision
 from ulpscope.model.runs import RunInfo
-from ulpscope.model.verdicts import JudgedCall
 
 __all__ = ["Comparison", "ComparisonVerdict", "CondensedSteps", "Finding", "FindingLevel", "Histogram"]
 

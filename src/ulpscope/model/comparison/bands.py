@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import field
 from math import inf, log, sqrt
 
-from ulpscope.model.measurements import FingerprintMeasurement, Measurement, NotMeasured
+from ulpscope.model.comparison.measurements import FingerprintMeasurement, Measurement, NotMeasured
+from ulpscope.model.comparison.pairs import Pair, SlotPair
 from ulpscope.model.names import CallName, Slot
 from ulpscope.model.nouns import dataclass
-from ulpscope.model.pairs import Pair, SlotPair
 from ulpscope.model.records import CallRecord, Level, Phase
 
 __all__ = ["BandKey", "Bands"]

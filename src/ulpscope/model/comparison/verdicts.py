@@ -6,10 +6,10 @@ from __future__ import annotations
 from math import inf
 from typing import Literal, TypeAlias
 
-from ulpscope.model.measurements import FingerprintMeasurement, Measurement, SummaryMeasurement
+from ulpscope.model.comparison.measurements import FingerprintMeasurement, Measurement, SummaryMeasurement
+from ulpscope.model.comparison.pairs import Pair, SlotPair
+from ulpscope.model.comparison.replays import SlotReplay
 from ulpscope.model.nouns import dataclass
-from ulpscope.model.pairs import Pair, SlotPair
-from ulpscope.model.replays import SlotReplay
 
 __all__ = [
     "RULE_NAMES",
