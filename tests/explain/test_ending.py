@@ -104,7 +104,8 @@ def count_up(path: Path, raised: str = "", *, draws: int = 0, level: Any = "api"
     model = Counter(raised)
     with ulpscope.Capture(path, model, level=level, keep="tensors") as capture:
         model(torch.ones(3, 4)).square().sum().backward()
-        torch.rand(draws)
+        if draws:
+            torch.rand(draws)
         capture.step()
     return path
 
@@ -120,9 +121,44 @@ def test_a_buffer_that_only_one_side_writes_to_is_a_fault(other: str, level: Any
         assert any("leaves it as it was" in line for line in fault.evidence)
 
 
-def test_generators_that_only_one_side_uses_are_told(tmp_path: Path) -> None:
-    comparison = ulpscope.compare_runs(count_up(tmp_path / "a", draws=2), count_up(tmp_path / "b"))
-    assert any("differ at the end of step 0" in finding.headline for finding in comparison.findings if finding.kind == "rng")
+@pytest.mark.parametrize("level", ["api", "module"])
+def test_generators_that_only_one_side_uses_are_a_fault(level: Any, tmp_path: Path) -> None:
+    """Nothing else differs; the next dropout will."""
+    comparison = ulpscope.compare_runs(count_up(tmp_path / "a", draws=2, level=level), count_up(tmp_path / "b", level=level))
+    (fault,) = faults(comparison)
+    assert (fault.kind, fault.headline) == ("rng", "random generators differ at the end of step 0, rank 0: torch")
+    drawn = "only the subject calls rand" if level == "api" else "no recorded call drew on one side only"
+    assert any(drawn in line for line in fault.evidence)
+
+
+def test_a_fault_of_a_later_step_is_told_before_generators_that_lead_to_nothing(tmp_path: Path) -> None:
+    def run(into: Path, *, is_other: bool) -> Path:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        with ulpscope.Capture(into, model, keep="tensors") as capture:
+            for step in range(2):
+                model(torch.ones(3, 4)).mul(2 if is_other and step == 1 else 1).sum().backward()
+                if is_other and step == 0:
+                    torch.rand(2)
+                capture.step()
+        return into
+
+    (fault,) = faults(ulpscope.compare_runs(run(tmp_path / "a", is_other=True), run(tmp_path / "b", is_other=False)))
+    assert (fault.kind, fault.step) == ("arguments", 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_generators_that_draws_in_another_dtype_leave_otherwise_are_no_fault(dtype: torch.dtype, tmp_path: Path) -> None:
+    def run(into: Path, dtype: torch.dtype) -> Path:
+        torch.manual_seed(0)
+        with ulpscope.Capture(into, keep="tensors") as capture:
+            for _ in range(3):
+                torch.rand(5000, dtype=dtype).cos().max()
+                capture.step()
+        return into
+
+    comparison = ulpscope.compare_runs(run(tmp_path / "a", dtype), run(tmp_path / "b", torch.float32))
+    assert (faults(comparison), comparison.verdict) == ([], "unknown" if dtype == torch.float64 else "rounding")
 
 
 class Normalised(nn.Module):

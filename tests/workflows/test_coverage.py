@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -210,6 +212,26 @@ def test_what_is_made_of_other_random_numbers_is_no_pass(tmp_path: Path) -> None
     assert comparison.verdict in ("unknown", "diverges")
     if comparison.verdict == "unknown":
         assert ("slot", "made of other random numbers") in gaps(comparison)
+
+
+def test_what_is_not_compared_is_not_compared_on_every_surface(tmp_path: Path) -> None:
+    """Draws in two dtypes differ; the first line, the table and the JSON say so of the same slots and calls."""
+
+    def body(dtype: torch.dtype) -> Body:
+        return lambda model, x: (model(x) + torch.randn(5, 6, dtype=dtype).float()).square().mean()
+
+    runs = [record(tmp_path / str(dtype), body(dtype)) for dtype in (torch.float64, torch.float32)]
+    done = compare(*runs, "--json", tmp_path / "found.json", "--csv", tmp_path / "found.csv")
+    assert done.exit_code == 2
+    comparison = compare_runs(*runs)
+    [many] = [gap.many for gap in comparison.coverage.gaps]
+    untold = [slot for call in comparison.calls for slot in call.slots if slot.verdict.level == "unmeasured"]
+    assert (len(untold), {slot.behind for slot in untold}) == (many, {"random"})
+    assert done.output.startswith(f"unknown: {many} of {comparison.coverage.totals['slot']} slots were not compared")
+    rows = list(csv.DictReader((tmp_path / "found.csv").read_text(encoding="utf-8").splitlines()))
+    assert sum(row["verdict"] == "unmeasured" for row in rows) == many
+    counts = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["counts"]
+    assert counts["unmeasured"] == sum(call.level == "unmeasured" for call in comparison.calls) > 0
 
 
 @pytest.mark.parametrize("has_tail", [True, False])

@@ -67,7 +67,7 @@ export const STATES = [
   { name: "amplified", symbol: "▲", hint: "magnifies an error that it was handed" },
   { name: "inherited", symbol: "↳", hint: "was handed an error" },
   { name: "masked", symbol: "◌", hint: "was handed an error that its result does not show" },
-  { name: "unmeasured", symbol: "?", hint: "could not be measured" },
+  { name: "unmeasured", symbol: "?", hint: "not compared: could not be measured, or need not agree and does not" },
   { name: "rounding", symbol: "≈", hint: "differs, but not more than rounding explains" },
   { name: "same", symbol: "=", hint: "bitwise the same" },
 ] as const;

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from ulpscope.explain.arithmetic.bitwise import remark_on_bits
 from ulpscope.explain.arithmetic.contributing import explain_backward, explain_forward
-from ulpscope.explain.arithmetic.ending import explain_end, remark_on_end, with_ends
+from ulpscope.explain.arithmetic.ending import explain_end, explain_generators, remark_on_end, with_ends
 from ulpscope.explain.arithmetic.forks import remark_on_amplification, remark_on_choices, remark_on_forks
 from ulpscope.explain.arithmetic.nondeterminism import remark_on_nondeterminism
 from ulpscope.explain.arithmetic.optimizer import explain_left_out, explain_optimizer
@@ -26,7 +26,7 @@ from ulpscope.explain.entries.entering import explain_entering
 from ulpscope.explain.entries.parameters import explain_parameters
 from ulpscope.explain.entries.replicas import explain_replicas
 from ulpscope.explain.entries.tied import explain_tied
-from ulpscope.explain.gaps import UNBLAMED
+from ulpscope.explain.gaps import UNBLAMED, with_behind_told
 from ulpscope.explain.programs.arguments import explain_arguments
 from ulpscope.explain.programs.cut import explain_cut
 from ulpscope.explain.programs.draws import explain_rng
@@ -61,6 +61,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     explain_optimizer_settings,
     explain_end,
 )
+_LAST_RESORT: tuple[Explanation, ...] = (explain_generators,)
+"""Asked where no step has another fault: what a step leaves behind for draws that nobody has made yet."""
+
 _REMARKS = (
     remark_on_forks,
     remark_on_choices,
@@ -97,8 +100,9 @@ def explain(
 
 
 def _after(faults: Sequence[Finding], call: JudgedCall) -> JudgedCall:
-    """A call as it is once the faults are known."""
-    return left_behind(call) if any(fault.step is not None and fault.step < call.pair.record.step for fault in faults) else call
+    """Return a call as reports show it, once the faults are known."""
+    is_later = any(fault.step is not None and fault.step < call.pair.record.step for fault in faults)
+    return with_behind_told(left_behind(call) if is_later else call)
 
 
 def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, subject_path: str) -> list[StepView]:
@@ -127,17 +131,18 @@ def _views(judged: Sequence[JudgedCall], subject: RunInfo, reference: RunInfo, s
 
 
 def _first_faults(views: Sequence[StepView]) -> list[Finding]:
-    for step in sorted({view.step for view in views}):
-        here = [view for view in views if view.step == step]
-        found = [(priority, finding) for view in here for priority, finding in _ask(view)]
-        if found:
-            return [explain_replicas(here) or _merge_ranks(found)]
+    for explanations in (EXPLANATIONS, _LAST_RESORT):
+        for step in sorted({view.step for view in views}):
+            here = [view for view in views if view.step == step]
+            found = [(priority, finding) for view in here for priority, finding in _ask(view, explanations)]
+            if found:
+                return [explain_replicas(here) or _merge_ranks(found)]
     return []
 
 
-def _ask(view: StepView) -> list[tuple[tuple[bool, bool, int], Finding]]:
-    """The first answer for one rank, with what it is ranked by among ranks."""
-    for explanation in EXPLANATIONS:
+def _ask(view: StepView, explanations: Sequence[Explanation]) -> list[tuple[tuple[bool, bool, int], Finding]]:
+    """Return the first answer for one rank, with what it is ranked by among ranks."""
+    for explanation in explanations:
         finding = explanation(view)
         if finding is not None:
             is_before_calls = finding.phase == "start"

@@ -63,7 +63,11 @@ def _gap_note(gap: Gap) -> Finding:
 
 def _unmeasured_notes(calls: Sequence[JudgedCall], is_doubt_said: bool) -> list[Finding]:
     slots = [slot for call in calls for slot in call.slots]
-    unsaid = [slot for slot in slots if slot.verdict.level == "unmeasured" and not (is_doubt_said and slot.differs_by_unknown)]
+    unsaid = [
+        slot
+        for slot in slots
+        if slot.verdict.level == "unmeasured" and slot.behind is None and not (is_doubt_said and slot.differs_by_unknown)
+    ]
     if not unsaid:
         return []
     reasons = Counter(slot.verdict.reason for slot in unsaid)

@@ -9,13 +9,14 @@ on in both runs, or ends in optimizer steps that agree, and a gap where it is wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ulpscope.explain.contributions import entered, made
 from ulpscope.explain.flow import flow_of
 from ulpscope.model import Behind, CallRecord, Gap, JudgedCall, JudgedSlot, Phase, Side, TensorRecord, joined_gaps
 from ulpscope.model.operations.unwritten import writes_in_place
 
-__all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of", "harmless_calls"]
+__all__ = ["TOLD_GAPS", "UNBLAMED", "count_opaque", "gaps_of", "harmless_calls", "with_behind_told"]
 
 UNBLAMED = "differs, and no call is to blame"
 """Why a slot tells nothing that differs; beside a fault it is a consequence, and no gap."""
@@ -47,6 +48,14 @@ def harmless_calls(calls: Sequence[JudgedCall]) -> Sequence[bool]:
     A result that differs and that nobody receives is none of those: that shows no harmlessness, and a step after it may hang on it.
     """
     return _Step(calls, has_dead_ends=False).is_fine
+
+
+def with_behind_told(call: JudgedCall) -> JudgedCall:
+    """Give slots whose sides need not agree, and do not, the verdict `unmeasured`: `rounding` would say that they were compared."""
+    slots = tuple(map(_with_behind_told, call.slots))
+    if slots == call.slots:
+        return call
+    return replace(call, slots=slots, contribution="unknown" if call.contribution == "clean" else call.contribution)
 
 
 def count_opaque(calls: Sequence[JudgedCall]) -> int:
@@ -189,6 +198,14 @@ def _why_open(slot: JudgedSlot) -> str | None:
         case "differs":
             return UNBLAMED
     return None
+
+
+def _with_behind_told(slot: JudgedSlot) -> JudgedSlot:
+    if slot.behind is None or slot.verdict.level != "rounding" or _is_judged_apart(slot):
+        return slot
+    is_source = slot.verdict.rule in ("random", "unwritten")
+    reason = slot.verdict.reason if is_source else f"not compared: {_BEHIND[slot.behind]}"
+    return replace(slot, verdict=replace(slot.verdict, level="unmeasured", reason=reason))
 
 
 def _is_judged_apart(slot: JudgedSlot) -> bool:

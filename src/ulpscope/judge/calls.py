@@ -164,17 +164,22 @@ def _placed_behind(slot: JudgedSlot, behind: Behind | None, record: CallRecord, 
     if slot.verdict.level == "rounding" and slot.verdict.rule in ("random", "unwritten"):
         behind = "random" if slot.verdict.rule == "random" else "unwritten"
     behind = behind or trail.behind_given(record, slot.pair)
-    return slot if behind is None or _agrees(slot, trail) else replace(slot, behind=behind)
+    return slot if behind is None or _agrees(slot, behind, trail) else replace(slot, behind=behind)
 
 
-def _agrees(slot: JudgedSlot, trail: Trail) -> bool:
-    """Whether the two sides are as near as they would be if everything before them could be compared."""
+def _agrees(slot: JudgedSlot, behind: Behind, trail: Trail) -> bool:
+    """Tell whether the two sides are as near as they would be if everything before them could be compared.
+
+    Two draws of one seed in two dtypes agree in most elements, so what is made of draws has to be as near as what was not made of them.
+    """
     if slot.verdict.level == "same":
         return True
     apart, known = distance(slot.measurement), dtypes_of(slot.pair)
     if apart is None or slot.verdict.rule == "random" or not all(one.is_floating for one in known) or _is_reordered(slot.measurement):
         return False
-    return apart <= rounding_units(coarsest(known)) + threshold("amplification") * trail.clean_drift
+    dtype = coarsest(known)
+    units = dtype.eps if behind == "random" and dtype is not None else rounding_units(dtype)
+    return apart <= units + threshold("amplification") * trail.clean_drift
 
 
 def _judge_given(record: CallRecord, slot: SlotPair, found: Measurement, rule: Rule, trail: Trail) -> JudgedSlot:
@@ -197,7 +202,7 @@ def _judge_given(record: CallRecord, slot: SlotPair, found: Measurement, rule: R
     if behind is None and judged.verdict.level == "differs" and (behind := trail.behind_write(record, slot)) is not None:
         reason = "may hold, in a part that was written in place, what need not agree"
         return replace(judged, verdict=Verdict("rounding", "derived", reason, 1.0), behind=behind)
-    return judged if behind is None or _agrees(judged, trail) else replace(judged, behind=behind)
+    return judged if behind is None or _agrees(judged, behind, trail) else replace(judged, behind=behind)
 
 
 def _written_on_one_side(record: CallRecord, slot: SlotPair) -> Verdict | None:
@@ -312,9 +317,12 @@ def _draws(pair: Pair, trail: Trail, replay: PairReplay | None) -> bool:
 
 
 def _may_draw_otherwise(pair: Pair, trail: Trail) -> bool:
-    """Not with other arguments. A backward call does not draw again: it may differ only where its forward call drew other numbers."""
+    """Tell whether a call may draw other numbers than its partner: not with other arguments than a dtype.
+
+    A backward call does not draw again: it may differ only where its forward call drew other numbers.
+    """
     forward = trail.forward_of(pair.record)
-    if any(not one.what.startswith(_NO_SETTINGS) for one in argument_differences(pair)):
+    if any(not one.what.startswith(_NO_SETTINGS) and not one.is_of_dtypes for one in argument_differences(pair)):
         return False
     return forward is None or any(slot.verdict.rule == "random" for slot in forward.slots)
 

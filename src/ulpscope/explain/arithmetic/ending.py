@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step leaves behind beside its gradients and its update: buffers that differ at its end, and random generators.
+"""Find buffers and random generators that differ at the end of a step.
 
 A buffer is a result of the step. Where it differs by more than calls before it explain, and nothing else in the step is to blame, it is a
 fault of its own: running statistics with another momentum, a cache that is filled otherwise, a counter that is not raised.
+A generator that agrees at the start of a step and not at its end is a result too: one side drew more, and every later draw will differ.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ulpscope.explain.contributions import is_beyond
+from ulpscope.explain.programs.draws import draws_alike, is_lone_draw
 from ulpscope.explain.views import StepView, worst
-from ulpscope.explain.wording import count, difference_line, differences_lines, finding_at, listed, slot_text
+from ulpscope.explain.wording import at_place, call_text, count, difference_line, differences_lines, finding_at, listed, slot_text
 from ulpscope.model import DTYPES, Finding, JudgedCall, JudgedSlot, TensorMeasurement, Undefined
 
-__all__ = ["explain_end", "remark_on_end", "with_ends"]
+__all__ = ["explain_end", "explain_generators", "remark_on_end", "with_ends"]
 
 _UNITS = 128.0
 """How many rounding units of what enters its module a buffer may be off: the mean of many values is often nearly zero."""
+
+
+_ADVICE = "draw alike on both sides, or from a generator of its own (torch.Generator) where only one side has to draw"
+_AGREED = "they agree at its start: in this step one side drew more numbers than the other, or was seeded again"
+_UNSEEN = "no recorded call drew on one side only: a library drew unseen, or something seeded them again"
 
 
 def explain_end(view: StepView) -> Finding | None:
@@ -33,16 +40,36 @@ def explain_end(view: StepView) -> Finding | None:
     return None
 
 
+def explain_generators(view: StepView) -> Finding | None:
+    """Find random generators that came apart in a step in which equal seeds give both sides equal numbers."""
+    names = _parted_generators(view)
+    if not names or view.divergence is not None or not draws_alike(view):
+        return None
+    lone = {"subject" if call.pair.reference is None else "reference": call for call in reversed(view.calls) if is_lone_draw(call)}
+    if len(lone) == 2:  # both compute something in a way of their own
+        return None
+    side, call = next(iter(lone.items()), ("", view.ends[0]))
+    why = f"only the {side} calls {call_text(call.pair.record)}, {at_place(call.pair.record)}" if lone else _UNSEEN
+    evidence = [_AGREED, why, "every later draw from them will differ"]
+    return finding_at("fault", "rng", _generators_headline(view, names), call, None, evidence, _ADVICE)
+
+
 def remark_on_end(views: Sequence[StepView]) -> list[Finding]:
-    """Random generators that agree at the start of a step and not at its end: one side has drawn more, or was seeded again."""
-    for view in views:
-        before = {one.what for call in view.state("state.rng") for one in call.differences}
-        names = [one.what for call in view.ends for one in call.differences if one.what not in before and _is_on_both(call, one.what)]
-        if names:
-            headline = f"random generators differ at the end of step {view.step}, rank {view.rank}: {', '.join(names)}"
-            evidence = ("they agree at its start: in this step one side drew more numbers than the other, or was seeded again",)
-            return [Finding(level="note", kind="rng", headline=headline, step=view.step, rank=view.rank, evidence=evidence)]
-    return []
+    """Say once that random generators agree at the start of a step and not at its end."""
+    view = next((view for view in views if _parted_generators(view)), None)
+    if view is None:
+        return []
+    headline = _generators_headline(view, _parted_generators(view))
+    return [Finding(level="note", kind="rng", headline=headline, step=view.step, rank=view.rank, evidence=(_AGREED,))]
+
+
+def _parted_generators(view: StepView) -> list[str]:
+    before = {one.what for call in view.state("state.rng") for one in call.differences}
+    return [one.what for call in view.ends for one in call.differences if one.what not in before and _is_on_both(call, one.what)]
+
+
+def _generators_headline(view: StepView, names: Sequence[str]) -> str:
+    return f"random generators differ at the end of step {view.step}, rank {view.rank}: {', '.join(names)}"
 
 
 def _is_on_both(call: JudgedCall, generator: str) -> bool:

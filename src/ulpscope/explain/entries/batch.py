@@ -99,7 +99,7 @@ def _is_near(slot: JudgedSlot) -> bool:
 
 def _is_drawn_otherwise(view: StepView, slot: JudgedSlot) -> bool:
     """A batch that the program draws itself may pass for another honest draw; it is another batch all the same."""
-    if slot.verdict.level != "rounding" or not any(_is_drawn(call) for call in view.calls):
+    if slot.verdict.level not in ("rounding", "unmeasured") or not any(_is_drawn(call) for call in view.calls):
         return False
     dtype = DTYPES.get(slot.pair.subject.dtype) if slot.pair.subject is not None else None
     if dtype is not None and not dtype.is_floating:

@@ -32,12 +32,25 @@ from ulpscope.model import (
 from ulpscope.model.operations.randomness import draws
 from ulpscope.model.step_index import UNKNOWN
 
-__all__ = ["clue_generators", "explain_rng", "generator_lines", "is_random", "remark_on_draws", "rng_differences"]
+__all__ = [
+    "clue_generators",
+    "draws_alike",
+    "explain_rng",
+    "generator_lines",
+    "is_lone_draw",
+    "is_random",
+    "remark_on_draws",
+    "rng_differences",
+]
 
 SEED_ADVICE = "seed both runs alike (ulpscope run --seed 1 --deterministic), and generators of your own too; then compare again"
 DEVICE_ADVICE = (
     "devices of two kinds draw different numbers from the same seed, so what is made of them is not compared: switch random operations off "
     "(dropout 0), or draw on the CPU and move the numbers to the device"
+)
+DTYPE_ADVICE = (
+    "the same seed gives other numbers in another dtype, so what is made of them is not compared: draw in one dtype on both sides and "
+    "convert, or switch random operations off (dropout 0)"
 )
 _SIDES: tuple[Side, Side] = ("subject", "reference")
 _NEAR = 2.0**-5
@@ -61,29 +74,38 @@ def explain_rng(view: StepView) -> Finding | None:
 
 
 def _first_cause(view: StepView) -> Finding | None:
-    """The first draw that could have been the same on both sides and was not, if anything hangs on it."""
+    """Find the first draw that could have been the same on both sides and was not, if anything hangs on it.
+
+    A draw in another dtype takes another share of its generator's stream, so no later draw on that device has to agree.
+    """
+    moved = {_kind(call.pair.record) for call in _draws_that_moved_generators(view)}
     for call, slot in _drawn(view):
-        if _is_plain_draw(call, slot) and _could_agree(view, call, slot) and _leads_on(view, call):
+        kind = _kind(call.pair.record)
+        if _is_plain_draw(call, slot) and kind not in moved and _could_agree(view, call, slot) and _leads_on(view, call):
             return _other_numbers(view, call, slot)
+        if _is_of_two_dtypes(call):
+            moved.add(kind)
     return None
 
 
 def remark_on_draws(views: Sequence[StepView]) -> list[Finding]:
-    """Calls that drew other numbers of the same distribution, said once."""
+    """Say once that calls drew other numbers of the same distribution."""
     drawn = [(view, call, slot) for view in views for call, slot in _drawn(view) if _is_plain_draw(call, slot)]
     if not drawn:
         return []
     view, call, slot = drawn[0]
     headline = f"other random numbers were drawn: {call_text(call.pair.record, slot.pair.slot)}, {at_place(call.pair.record)}"
     is_other_device = len({_kind(record) for record in _records(call)}) > 1
-    advice = (
-        ["to compare what is made of them: dropout 0, or draw on the CPU and move the numbers to the device"] if is_other_device else []
-    )
-    evidence = [slot.verdict.reason, *advice, *_reasons(view, call)]
+    advice = DEVICE_ADVICE if is_other_device else DTYPE_ADVICE if _is_of_two_dtypes(call) else SEED_ADVICE
+    ways = {
+        DEVICE_ADVICE: ["to compare what is made of them: dropout 0, or draw on the CPU and move the numbers to the device"],
+        DTYPE_ADVICE: ["to compare what is made of them: draw in one dtype on both sides and convert, or dropout 0"],
+    }
+    evidence = [slot.verdict.reason, *ways.get(advice, []), *_reasons(view, call)]
     if len(drawn) > 1:
         evidence.append(f"{count(len(drawn) - 1, 'later call')} drew other numbers too")
     evidence.append("values that follow from them differ between the runs; calls are judged by their own inputs where those were kept")
-    return [finding_at("note", "rng", headline, call, slot, evidence, DEVICE_ADVICE if is_other_device else SEED_ADVICE)]
+    return [finding_at("note", "rng", headline, call, slot, evidence, advice)]
 
 
 def rng_differences(view: StepView) -> list[ArgumentDifference]:
@@ -94,16 +116,38 @@ def rng_differences(view: StepView) -> list[ArgumentDifference]:
 
 
 def generator_lines(view: StepView) -> list[str]:
-    """What is known of why random numbers may differ: generators, since when, and seeds."""
+    """Return what is known of why random numbers may differ: generators, since when, and seeds."""
     lines, differing = [], rng_differences(view)
     if differing:
         lines.append(f"random generators differ at the start of the step: {', '.join(one.what for one in differing)}")
     if differing and view.previous is not None and view.previous.state("state.rng") and not rng_differences(view.previous):
         since = f"they agreed at the start of step {view.previous.step}"
-        lines.append(f"{since}: something re-seeded them, or drew unseen or on one side only, in between")
+        why = "something re-seeded them, or drew unseen or on one side only, in between"
+        moved_by = next(iter(_draws_that_moved_generators(view)), None)
+        if moved_by is not None:
+            why = f"{call_text(moved_by.pair.record)} drew in another dtype since, which takes another share of the stream"
+        lines.append(f"{since}: {why}")
     if view.subject.seed != view.reference.seed:
         lines.append(f"seed {view.subject.seed} against {view.reference.seed}")
     return lines
+
+
+def _draws_that_moved_generators(view: StepView) -> list[JudgedCall]:
+    """Return the draws in two dtypes of the step in which the generators came apart; none where they never agreed."""
+    before: StepView | None = view
+    while before is not None and rng_differences(before):
+        before = before.previous
+    return [call for call in before.calls if _is_of_two_dtypes(call)] if before is not None and before is not view else []
+
+
+def _is_of_two_dtypes(call: JudgedCall) -> bool:
+    """Tell whether both sides drew, each in a dtype of its own."""
+    return call.pair.record.phase == "forward" and is_random(call.pair.record) and _is_made_in_two_dtypes(call)
+
+
+def _is_made_in_two_dtypes(call: JudgedCall) -> bool:
+    sides = [(slot.pair.subject, slot.pair.reference) for slot in made(call)]
+    return any(ours is not None and theirs is not None and ours.dtype != theirs.dtype for ours, theirs in sides)
 
 
 def clue_generators(fault: Finding, views: Sequence[StepView]) -> list[str]:
@@ -113,6 +157,18 @@ def clue_generators(fault: Finding, views: Sequence[StepView]) -> list[str]:
     if view is None or not rng_differences(view) or not (is_opaque or fault.kind in ("batch", "parameters")):
         return []
     return [*generator_lines(view), *(["calls inside were not recorded; it may draw there"] if is_opaque else [])]
+
+
+def draws_alike(view: StepView) -> bool:
+    """Tell whether equal seeds give both sides equal numbers: one torch, the same devices, every call on one kind and in one dtype."""
+    ours, theirs = view.subject, view.reference
+    is_same_machine = sorted(ours.devices) == sorted(theirs.devices) and ours.versions.get("torch") == theirs.versions.get("torch")
+    return is_same_machine and not any(_is_made_in_two_dtypes(call) or len(set(map(_kind, _records(call)))) > 1 for call in view.calls)
+
+
+def is_lone_draw(call: JudgedCall) -> bool:
+    """Tell whether only one side made this call, which draws."""
+    return len(_records(call)) == 1 and call.pair.record.phase == "forward" and is_random(call.pair.record)
 
 
 def is_random(record: CallRecord) -> bool:
@@ -234,8 +290,7 @@ def _extra_draw(view: StepView, drawn: JudgedCall) -> JudgedCall | None:
         if previous is None or rng_differences(previous) or not previous.state("state.rng"):
             return None
         before = list(previous.calls)
-    lone = (call for call in before if call.pair.subject is None or call.pair.reference is None)
-    return next((call for call in lone if call.pair.record.phase == "forward" and is_random(call.pair.record)), None)
+    return next((call for call in before if is_lone_draw(call)), None)
 
 
 def _why(view: StepView, call: JudgedCall) -> list[str]:
@@ -279,7 +334,7 @@ def _is_drawn_otherwise(slot: JudgedSlot) -> bool:
 
 
 def _is_plain_draw(call: JudgedCall, slot: JudgedSlot) -> bool:
-    return slot.verdict.level == "rounding" and not any(is_setting(one) for one in call.differences)
+    return slot.verdict.level != "differs" and not any(is_setting(one) for one in call.differences)
 
 
 def _set_otherwise(call: JudgedCall, slot: JudgedSlot) -> Finding:

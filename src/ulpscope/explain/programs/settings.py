@@ -35,8 +35,7 @@ _NORMALISING = ("adam", "rmsprop", "rprop", "adagrad", "adadelta", "adafactor", 
 
 def is_setting(difference: ArgumentDifference) -> bool:
     """Whether a difference changes what is computed; layout, bookkeeping and the precision it is computed in do not."""
-    is_dtype = difference.subject.strip("'") in DTYPES and difference.reference.strip("'") in DTYPES
-    return is_telling(difference) and not is_dtype and not difference.what.startswith((*_PRECISION, "shape of"))
+    return is_telling(difference) and not difference.is_of_dtypes and not difference.what.startswith((*_PRECISION, "shape of"))
 
 
 def explain_unexcused(view: StepView) -> Finding | None:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from ulpscope.model.comparison.measurements import FingerprintMeasurement, Measurement, SummaryMeasurement
 from ulpscope.model.comparison.pairs import Pair, SlotPair
 from ulpscope.model.comparison.replays import SlotReplay
+from ulpscope.model.dtypes import DTYPES
 from ulpscope.model.nouns import dataclass
 
 __all__ = [
@@ -101,6 +102,11 @@ class ArgumentDifference:
     what: str
     subject: str
     reference: str
+
+    @property
+    def is_of_dtypes(self) -> bool:
+        """Tell whether both sides name a dtype."""
+        return self.subject.strip("'") in DTYPES and self.reference.strip("'") in DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

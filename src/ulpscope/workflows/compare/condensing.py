@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ulpscope.explain.contributions import left_behind, with_contributions
-from ulpscope.explain.gaps import count_opaque, gaps_of
+from ulpscope.explain.gaps import count_opaque, gaps_of, with_behind_told
 from ulpscope.model import Gap, JudgedCall, PairReplay
 from ulpscope.model.nouns import dataclass
 from ulpscope.report.comparison.counts import call_state, lone_side
@@ -71,7 +71,8 @@ class Condensed:
             own = with_contributions([call for call in calls if call.pair.record.rank == rank])
             self.gaps += gaps_of(own)
             self.num_opaque += count_opaque(own)
-            yield from map(left_behind, own)  # where one differs, a step before it was settled as the first that diverges
+            for call in own:
+                yield with_behind_told(left_behind(call))  # where one differs, a step before it was settled as the first that diverges
 
     def _counted(self, call: JudgedCall) -> Iterator[tuple[Any, ...]]:
         side, record = lone_side(call), call.pair.record
