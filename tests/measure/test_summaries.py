@@ -191,3 +191,24 @@ def test_complex_statistics_of_different_tools_do_not_compare() -> None:
     found = measure_summaries("complex64", Summary(4, max=2.0), "complex64", native(data([1j], "complex64")), None)
     assert isinstance(found, NotMeasured)
     assert "complex" in found.reason
+
+
+@pytest.mark.parametrize("end", [-1, 1])
+@pytest.mark.parametrize("num_masked", [5, 64])
+def test_the_limit_of_each_sides_dtype_is_one_number(end: int, num_masked: int) -> None:
+    """A mask of `torch.finfo(dtype).min` differs by its whole size and means the same."""
+
+    def masked(dtype: str, many: int) -> Summary:
+        values = np.linspace(-2, 2, 64)
+        values[:many] = end * DTYPES[dtype].max
+        return summarize(dtype, np.frombuffer(values.astype(dtype).tobytes(), np.uint8))[0]
+
+    for other in ("float32", "float64"):
+        found = measure_summaries("float16", masked("float16", num_masked), other, masked(other, num_masked), equal=False)
+        assert isinstance(found, SummaryMeasurement)
+        assert found.distance == 0.0
+    other_many = measure_summaries("float16", masked("float16", num_masked), "float32", masked("float32", num_masked - 1), equal=False)
+    one_dtype = measure_summaries("float32", masked("float16", num_masked), "float32", masked("float32", num_masked), equal=False)
+    assert isinstance(other_many, SummaryMeasurement)
+    assert isinstance(one_dtype, SummaryMeasurement)
+    assert min(other_many.distance, one_dtype.distance) > 0.1

@@ -16,11 +16,15 @@ rms(b) are the rms itself and the largest magnitude.
 Statistics are rounded, so what rounding explains is taken off each difference first. Ours are float64 sums. A tool that counts
 neither NaN nor infinities is a foreign one: it may have summed in float32 and rounded mean and rms to the tensor's own dtype.
 Minimum and maximum are elements, exact but for float64 and wide integers held as float32.
+
+The lowest and the largest number of a side's own dtype stand for an infinity where the dtypes differ (`torch.finfo(x.dtype).min` as a
+mask): they count as infinities, and how many there are follows from the rms, which they outweigh.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -47,12 +51,46 @@ def measure_summaries(subject_dtype: str, left: Summary, reference_dtype: str, r
     """Measure by the statistics of both sides; `equal` is what fingerprints said."""
     if equal:
         return SummaryMeasurement(equal=True, distance=0.0, differences=dict.fromkeys(_taken_by_both(left, right), 0.0))
+    left, right = _with_infinite_limits(_Side(subject_dtype, left), _Side(reference_dtype, right))
     if not _taken_by_both(left, right):
         return NotMeasured("the two sides have no statistic in common")
     if subject_dtype.startswith("complex") and _is_foreign(left) != _is_foreign(right):
         return NotMeasured("statistics of complex numbers by different tools: one takes parts, the other magnitudes")
     distance = math.inf if _nonfinite_disagree(left, right) else _lower_bound(_Side(subject_dtype, left), _Side(reference_dtype, right))
     return SummaryMeasurement(equal=equal, distance=distance, differences=_differences(left, right))
+
+
+def _with_infinite_limits(subject: _Side, reference: _Side) -> tuple[Summary, Summary]:
+    """Return both statistics, with the limits of both dtypes as infinities where both sides hold as many at one end."""
+    if subject.dtype == reference.dtype:
+        return subject.summary, reference.summary
+    ends = [end for end in ("min", "max") if _is_own_limit(subject, end) and _is_own_limit(reference, end)]
+    if len(ends) != 1:  # with limits at both ends, nothing tells how many stand at each
+        return subject.summary, reference.summary
+    sides = (_with_infinite_limit(subject, ends[0]), _with_infinite_limit(reference, ends[0]))
+    return (subject.summary, reference.summary) if _nonfinite_disagree(*sides) else sides
+
+
+def _is_own_limit(side: _Side, end: str) -> bool:
+    """Tell whether an end of the values is the limit of their dtype, or so near that a small sum was added to it."""
+    value: float | None = side.summary.min if end == "min" else side.summary.max
+    dtype = DTYPES.get(side.dtype)
+    if value is None or dtype is None or not dtype.is_floating or not side.summary.rms:
+        return False
+    outward = -value if end == "min" else value
+    return dtype.max * (1 - 4 * dtype.eps) <= outward <= dtype.max
+
+
+def _with_infinite_limit(side: _Side, end: str) -> Summary:
+    summary = side.summary
+    many = round(summary.numel * ((summary.rms or 0.0) / DTYPES[side.dtype].max) ** 2)
+    if end == "min":
+        num = None if summary.num_neginf is None else summary.num_neginf + many
+        top = -math.inf if many == summary.numel else summary.max
+        return replace(summary, min=-math.inf, max=top, mean=None, rms=None, num_neginf=num)
+    num = None if summary.num_posinf is None else summary.num_posinf + many
+    bottom = math.inf if many == summary.numel else summary.min
+    return replace(summary, min=bottom, max=math.inf, mean=None, rms=None, num_posinf=num)
 
 
 def _is_foreign(summary: Summary) -> bool:
