@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Take statistics and the fingerprint `u1` of a tensor by plain operations of torch, for devices without kernels of ours.
 
-The result stays on the device: a row of int64 with the columns of `device_kernels`. It takes a few dozen launches and waits for none. A
+The result stays on the device: a row of int64 with the columns of `table_kernels`. It takes a few dozen launches and waits for none. A
 device may lack float64 or 64-bit multiplication: `is_able` finds that out, and waits for the device once.
 """
 

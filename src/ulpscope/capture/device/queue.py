@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Take tensors on accelerators: their own device reads each later, and fills its values in place.
 
-`flush` has to come before anything writes to a tensor that was taken; `is_pending` says whether there is one. `send` at the end of a step
-and `collect` from time to time bring the results to the host. A device that fails is read by slower means from then on.
+`flush` has to come before anything writes to a tensor that was taken; `num_pending` counts such tensors. `send` at the end of a step and
+`collect` from time to time bring the results to the host. A device that fails is read by slower means from then on.
 """
 
 from __future__ import annotations
