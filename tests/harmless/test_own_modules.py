@@ -44,7 +44,7 @@ class Alike(nn.Linear):
 
 
 class Silent(nn.Module):
-    """Tells nobody what it holds."""
+    """Hides its submodules and parameters."""
 
     def __init__(self) -> None:
         super().__init__()

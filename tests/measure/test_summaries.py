@@ -22,7 +22,7 @@ ARRAYS = hnp.arrays(np.float32, st.integers(1, 30), elements=ANY)
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    """Unrelated tensors, and tensors that differ in a few places or by a small factor."""
+    """Draw unrelated tensors, and tensors that differ in a few places or by a small factor."""
     one = draw(ARRAYS)
     kind = draw(st.sampled_from(["unrelated", "some places", "factor"]))
     if kind == "unrelated":
@@ -66,7 +66,7 @@ def test_never_above_it_with_foreign_statistics(both: tuple[np.ndarray, np.ndarr
     taken = draw.draw(st.sets(st.sampled_from(["min", "max", "mean", "rms"]), min_size=1))
 
     def foreign(tensor: object) -> Summary:
-        """As other tools take them: reductions in the tensor's own dtype, NaN let through, no counts."""
+        """Summarise as other tools do: reductions in the tensor's own dtype, NaN let through, no counts."""
         statistics = {
             "min": tensor.min().item(),  # type: ignore[attr-defined]
             "max": tensor.max().item(),  # type: ignore[attr-defined]
