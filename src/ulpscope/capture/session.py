@@ -200,7 +200,7 @@ class CaptureSession(Session):
         frame: FrameType | None = None,
         written: frozenset[int | str] = frozenset(),
     ) -> OpenCall | None:
-        """Take down what is known before a call; None if it is not recorded.
+        """Take down the facts before a call; None if the call is not recorded.
 
         `written` names arguments that the call is known to write to, if their version does not show it.
         """

@@ -2591,7 +2591,7 @@ cdef class Observer:
         return taken
 
     cpdef open(self, str op, tuple args, dict kwargs, str level, frame=None):
-        """Take down what is known before a call; None if it is not recorded. `frame` is the frame of the caller, if known."""
+        """Take down the facts before a call; None if the call is not recorded. `frame` is the frame of the caller, if known."""
         return self.open_known(_facts_of(op), args, kwargs, level, frame)
 
     cdef OpenCall open_known(self, _Facts facts, tuple args, dict kwargs, str level, object frame):

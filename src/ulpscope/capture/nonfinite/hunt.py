@@ -450,7 +450,7 @@ class Hunt:
         return notes
 
     def _notes(self, call: SeenCall, kind: BegunKind) -> dict[int, str]:
-        """Note the makers of inputs that no recorded call made, as far as the graph shows them; and what is known of gradients."""
+        """Note the makers of inputs that no recorded call made, as far as the graph shows them; and the note of a call, if it has one."""
         if call.note:
             return {id(tensor): call.note for _, tensor in call.results}
         notes: dict[int, str] = {}

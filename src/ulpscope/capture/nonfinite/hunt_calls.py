@@ -168,7 +168,7 @@ class CallHunt:
     # ---- forward
 
     def open(self, traits: Traits, frame: FrameType) -> Begun | None:
-        """Take down what is known before a call; None where its result need not be looked at."""
+        """Take down the facts before a call; None if its result need not be looked at."""
         session = self._session()
         if session is None or not session.is_recording:
             return None

@@ -112,7 +112,7 @@ class PythonObserver(RareCalls):
         return self._wants_forward if phase == "forward" else self._wants_backward
 
     def open(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], level: Level, frame: FrameType | None = None) -> OpenCall | None:
-        """Take down what is known before a call; None if it is not recorded. `frame` is the frame of the caller, if known."""
+        """Take down the facts before a call; None if the call is not recorded. `frame` is the frame of the caller, if known."""
         opened = self._open(op, args, kwargs, level, frame)
         if self._devices.num_pending and level != "module" and may_write(op, args, kwargs):  # calls inside a module are announced
             self.read_all()
