@@ -152,7 +152,7 @@ class PendingSummaries(_Queue):
         return True
 
     def is_at_hand(self) -> bool:
-        """Tell whether a tensor can be taken without checks of stream and graph."""
+        """Tell whether a tensor can be taken at once, by the shorter way."""
         return not self.is_given_up
 
     def take(self, tensor: torch.Tensor, values: Values, numel: int, layout: Layout, address: int) -> None:

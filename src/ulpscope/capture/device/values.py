@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold what is known of a tensor's values. On an accelerator they come later than the record that names the tensor, and in place.
+"""Hold the values of a tensor as far as they are known. On an accelerator they come later than the record that names the tensor, and in
+place.
 
 These objects are many and live for a step. They stay outside of Python's garbage collector, which would go over them again and again; none
 refers to another in a circle.

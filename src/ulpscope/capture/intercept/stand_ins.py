@@ -18,7 +18,7 @@ Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes the original function and returns the one to call instead of it."""
 
 CALLED: dict[str, Callable[..., Any]] = {}
-"""The function that the stand-in code calls, by the name that it has for its function."""
+"""Maps the key in each stand-in code to the function that the code calls."""
 
 _codes: dict[FunctionType, CodeType] = {}
 _known: set[int] = set()  # the ids of the codes: comparing them as values would take long

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the largest values that each call has left while all was well: which came nearest to the end of its dtype."""
+"""Keep the largest values that each clean call left: they show which call came nearest to the end of its dtype."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class Hunt:
         return known is not None and known[1] == version_of(tensor) >= 0
 
     def forget_finite(self) -> None:
-        """Forget them: somebody may have written to them without a trace."""
+        """Forget the gradients known to be finite: somebody may have written to them without a trace."""
         self._finite.clear()
 
     def look_now(self, call: SeenCall) -> None:

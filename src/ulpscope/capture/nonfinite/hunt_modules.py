@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """See modules instead of calls: their results, the gradients of these, and the module in which bad gradients were made.
 
-Accelerators are watched so: to see every call there would cost a tenth of a step by itself.
+The hunt does so on accelerators: seeing every call there would cost a tenth of a step by itself.
 """
 
 from __future__ import annotations

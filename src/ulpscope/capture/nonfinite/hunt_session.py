@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a hunt for inf and NaN: install the mode and the patches that see the calls, and hand the calls to the hunt.
 
-On the CPU the function mode sees every call, and a hook each of its autograd nodes (`hunt_calls`). On an accelerator, where the mode alone
-would cost a tenth of a step, the hunt sees modules instead, and the gradients at their outputs (`hunt_modules`), until one of them is
+On the CPU the function mode sees every call, and a hook sees each of its autograd nodes (`hunt_calls`). On an accelerator, where the mode
+alone would cost a tenth of a step, the hunt sees modules instead, and the gradients at their outputs (`hunt_modules`), until one of them is
 suspect: then it sees the calls inside that one too. The user's call always runs, exactly once, outside of everything that can fail here.
 """
 

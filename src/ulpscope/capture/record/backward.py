@@ -77,9 +77,9 @@ def edges_of(found: list[Found]) -> Edges:
 class BackwardWriter(Protocol):
     """The parts that the backward sides of all calls share.
 
-    `read` describes a gradient for a record; `finish_pass` takes those of one pass of a call. `session` returns the session while it lives;
-    the session keeps failures from reaching the engine. `begun` holds the calls whose pass has begun and not finished, in that order. Hold
-    `lock` to look at one of them.
+    `read` describes a gradient for a record; `finish_pass` takes the descriptions of one pass of a call. `session` returns the session
+    while it lives; the session keeps failures from reaching the engine. `begun` holds the calls whose pass has begun and not finished, in
+    that order. Hold `lock` to look at one of them.
     """
 
     begun: dict[BackwardOfCall, None]
