@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* (support is in beta|ar
 
 DENSE = torch.tensor([[0.0, 2.0, 0.0, 0.0], [0.0, 0.0, -3.0, 0.5]])
 TWICE = torch.sparse_coo_tensor([[0, 1, 1, 1], [1, 2, 3, 2]], [2.0, -1.0, 0.5, -2.0], (2, 4), check_invariants=True)
-"""Make the same module with an element that is given in two parts."""
+"""The sparse form of `DENSE`, with the element at [1, 2] given in two parts."""
 
 
 def _recorded(into: Path, tensor: torch.Tensor) -> TensorRecord:

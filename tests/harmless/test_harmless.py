@@ -46,7 +46,7 @@ def recording(folder: Path, level: str, keep: str) -> Any:
 
 
 def watching(folder: Path, calls: bool | None = None) -> Any:
-    """Return the function that a program calls to be hunted for inf and NaN."""
+    """Return the function by which a program starts the hunt for inf and NaN."""
 
     def record(model: Any = None, optimizer: Any = None) -> ulpscope.Capture:
         return ulpscope.Capture(folder / "run", model, optimizer=optimizer, watch=NonFinite(limit=None, calls=calls))

@@ -44,7 +44,7 @@ class Alike(nn.Linear):
 
 
 class Silent(nn.Module):
-    """Hides its submodules and parameters."""
+    """Raises when asked for its submodules, parameters, text or length."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,8 +21,9 @@ The terms can be summed in any order, so a device reduces them in parallel. Two 
 Each stretch but the last must be a whole number of words. Neither dtype nor shape enters: compare those before you compare fingerprints.
 The scheme recognises accidents; it does not resist somebody who builds a collision.
 
-Why powers of r and not the position itself as the weight: tensors of few distinct values (one-hot rows, masks, token ids) often differ only
-by two values that swap places, which leaves the sum of the places unchanged: rows [0 1] [1 0] and [1 0] [0 1] would agree.
+Why powers of r and not the position itself as the weight: tensors of few distinct values (one-hot rows, masks, token ids) often differ by
+values that move in pairs, one as far forward as the other back. That leaves the sum of the places unchanged: rows [0 1] [1 0] and
+[1 0] [0 1] would agree.
 
 This file is the plain NumPy implementation; the compiled one is in `_kernel.c`.
 """

@@ -79,7 +79,7 @@ class FunctionMode(TorchFunctionMode):
 
 
 class _Handler:
-    """Records each call; `depth` counts the calls under way."""
+    """Runs each call and has it recorded; `depth` counts the calls under way."""
 
     def __init__(self, recorder: _Recorder) -> None:
         self._recorder = recorder

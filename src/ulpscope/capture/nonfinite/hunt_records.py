@@ -82,7 +82,7 @@ class SeenCall:
     """One call that was seen. Its arguments and results are kept only until they are known to be clean.
 
     `before` are the calls since the last one that was looked at, which were put aside. `versions` are the versions that its tensors had
-    when it was made, for a call that is looked at late. The other functions are called only where something is wrong: `more` returns
+    when it was made, for a call that is looked at late. Five fields are functions, called only where something is wrong: `more` returns
     further inputs, `name_results` better names, `describe` settings and stack, `locate` the module of these parameters and why it is that
     one, `forward` the forward side of a backward call.
     """

@@ -213,7 +213,7 @@ class CallRecorder(Observer):
         self.tensors.lend([tensor for _, tensor in tensors_in(arguments, "input")])
 
     def close_collective(self, opened: OpenCall, written: list[torch.Tensor] | None) -> None:
-        """Record the tensors that a collective writes to, which autograd is not told of: `written` for one under way, else all
+        """Record a collective with the tensors that it writes to without telling autograd: `written` if it is under way, else all
         arguments.
         """
         if opened.index == UNNAMED:

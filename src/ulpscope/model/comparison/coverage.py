@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count which parts of two recorded runs were compared, and which were not."""
+"""Count the parts of two recorded runs that were compared, and those that were not."""
 
 from __future__ import annotations
 
