@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summaries by a CUDA device against the host's: `python tests/capture/on_cuda.py FOLDER [DTYPE or PROGRAM ...]`.
+"""Compare summaries by a CUDA device with the host's: `python tests/capture/on_cuda.py FOLDER [DTYPE or PROGRAM ...]`.
 
 No test runs it, since the machines that run the tests have no such device. Every dtype and layout has to give the same bits, and every
-program of `tests/harmless` the same records, whether the device reads its tensors some calls later or the host at once. It ends with code
-1 if anything differs.
+program of `tests/harmless` the same records, whether the device reads its tensors some calls later or the host at once. It ends with code 1
+if anything differs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def kernels(names: list[str]) -> list[str]:
-    """Every layout of these dtypes."""
+    """Compare every layout of these dtypes."""
     tensors = [(name, layout, tensor_cases.block(name)) for name in names for layout in tensor_cases.LAYOUTS]
     moved = [(f"{name} {layout}", tensor_cases.LAYOUTS[layout](block.cuda())) for name, layout, block in tensors]
     moved += [("special", tensor.cuda()) for tensor in tensor_cases.special() if str(tensor.dtype).removeprefix("torch.") in names]
@@ -84,7 +84,7 @@ def kernels(names: list[str]) -> list[str]:
 
 
 def program(name: str, level: str, keep: str, folder: Path) -> tuple[list[str], int]:
-    """How the records of a program differ between device and host, and how many values were lost."""
+    """Tell how the records of a program differ between device and host, and how many values were lost."""
     try:
         programs.run(name, programs.Nothing, "cuda")  # what torch makes when a thing is used for the first time is seen too
         programs.run(name, recording(folder / "device", level, keep), "cuda")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summaries of tensors on the emulated npu by plain torch; run by test_devices.py in a process of its own, since the device cannot be
-removed.
+"""Compare the summaries that plain torch takes on the emulated npu with the host's. test_devices.py runs it in a process of its own, since
+the device cannot be removed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ulpscope.store import MemoryRun
 
 
 class Recording:
-    """What was recorded, with the look-ups that tests need."""
+    """The recorded run, with the look-ups that tests need."""
 
     def __init__(self, session: CaptureSession, run: MemoryRun) -> None:
         self.session = session

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of every dtype and many layouts, with the values that summaries go wrong on."""
+"""Make tensors of every dtype and many layouts, with the values that summaries go wrong on."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LAYOUTS = {
 
 
 def block(name: str, seed: int = 0) -> torch.Tensor:
-    """A tensor [40, 24, 8] of random bits: NaN, infinities and subnormal numbers are among them."""
+    """Make a tensor [40, 24, 8] of random bits: NaN, infinities and subnormal numbers are among them."""
     dtype = getattr(torch, name)
     raw = torch.randint(0, 256, (40 * 24 * 8 * dtype.itemsize,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     return (raw % 2 if name == "bool" else raw).view(dtype).view(40, 24, 8)
 
 
 def special() -> Iterator[torch.Tensor]:
-    """Values at the ends of what a sum can hold."""
+    """Yield values at the ends of the range that a sum can hold."""
     yield torch.tensor([1e300, -1e308, 1e-300, 5e-324, 0.0, -0.0, math.nan, math.inf] * 300, dtype=torch.float64)
     yield torch.tensor([1e-200, 3e-190] * 300, dtype=torch.float64)
     yield torch.cat([torch.full((9000,), 1e-250, dtype=torch.float64), torch.full((70_000,), 1e250, dtype=torch.float64)])
@@ -52,13 +52,13 @@ def special() -> Iterator[torch.Tensor]:
 
 
 def expected(tensor: torch.Tensor) -> tuple[Summary, str]:
-    """What the host says of the values."""
+    """Return the host's summary of the values."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return summarize(str(tensor.dtype).removeprefix("torch."), plain.view(torch.uint8).numpy())
 
 
 def wrong(tensor: torch.Tensor, summary: Summary | None, fingerprint: str | None) -> list[str]:
-    """In what a summary differs from the host's; sums may be off by what the documentation allows."""
+    """Tell where a summary differs from the host's; sums may be off by the documented tolerance."""
     right, mark = expected(tensor)
     found = [] if fingerprint == mark else [f"fingerprint {fingerprint}, should be {mark}"]
     if summary is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward belongs to its forward call: what a call received, and what it contributed to each of its inputs."""
+"""Backward belongs to its forward call: the gradients that a call received, and those that it contributed to each of its inputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_a_contribution_is_not_the_accumulated_gradient() -> None:
 
 @pytest.mark.parametrize("level", ["api", "both"])
 def test_each_call_has_its_own_part_of_a_weight_that_autocast_casts_once_for_all(level: str) -> None:
-    """Autocast hands the cast of the first call to all later ones, and what leaves that cast is the sum of what they all contribute."""
+    """Autocast hands the cast of the first call to all later ones, and the gradient that leaves the cast is the sum of all their
+    contributions.
+    """
     layer = nn.Linear(4, 4)
     x = torch.randn(2, 5, 4)
     with recording(level=level) as run:
@@ -142,7 +144,7 @@ def test_multi_head_attention_is_one_call_with_the_gradients_of_its_parameters()
 
 @pytest.mark.parametrize("name", ["relu_on_view", "write_slice", "residual", "unbind", "transposed"])
 def test_contributions_add_up_to_the_gradient_of_every_parameter(name: str) -> None:
-    """Whatever is written in place, nothing of a parameter's gradient is credited to nobody."""
+    """With any write in place, every part of a parameter's gradient is credited to a call."""
     torch.manual_seed(0)
     layer, x = nn.Linear(4, 4), torch.randn(2, 3, 4)
 
@@ -171,7 +173,7 @@ def test_contributions_add_up_to_the_gradient_of_every_parameter(name: str) -> N
 
 
 def _contributed(run: Recording, parameter: nn.Parameter) -> torch.Tensor:
-    """The sum over all calls of what they contributed to a parameter, found by the fingerprint of the parameter in their inputs."""
+    """Sum the contributions of all calls to a parameter, found by the fingerprint of the parameter in their inputs."""
     total = torch.zeros_like(parameter)
     (print_of_parameter,) = {
         slot.fingerprint

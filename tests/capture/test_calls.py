@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record of a call holds: arguments, tensors as they were before and after, modes, place."""
+"""Check what a record of a call holds: arguments, tensors as they were before and after, modes, place."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_every_dtype_is_read(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("level", ["api", "both", "module"])
 def test_a_module_that_fails_does_not_run_any_longer(level: str) -> None:
-    """What comes after its exception stood inside it, where modules are recorded."""
+    """Calls after its exception would otherwise stand inside it, where modules are recorded."""
 
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -299,7 +299,7 @@ def test_memory_that_nobody_wrote_to_has_no_values_in_a_subclass_either() -> Non
 
 
 def test_weights_that_are_averaged_are_calls_of_the_program() -> None:
-    """An optimizer tells what it did to its parameters; nothing else tells what became of an average of them."""
+    """An optimizer's record shows what it did to its parameters; no other record shows the averaging of weights."""
     model = nn.Linear(2, 2)
     averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     with recording() as run:
@@ -311,7 +311,7 @@ def test_weights_that_are_averaged_are_calls_of_the_program() -> None:
 
 
 class _Asked(dict):  # type: ignore[type-arg]
-    """Counts, as one that loads or draws when it is asked would do more."""
+    """Counts the questions; a class that loads or draws when asked would do more."""
 
     count = 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives are seen without being replaced, the list of them is torch's own, and memory that is under way is read by nobody."""
+"""Collectives are seen without being replaced, torch itself gives the list of them, and memory under way is never read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class NotedSink(ListSink):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of one process: each collective is what it is elsewhere."""
+    """Make a group of one process, in which each collective does what it does elsewhere."""
     folder = tmp_path_factory.mktemp("group")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
     yield
@@ -94,7 +94,7 @@ def first(record: TensorRecord) -> float | None:
 
 
 def test_every_function_that_takes_a_group_is_a_collective_or_excused() -> None:
-    """A torch that adds one has it recorded, if it moves a tensor, and makes this test fail if it seems to move none."""
+    """A collective that torch adds is recorded if it moves a tensor, and makes this test fail if it seems to move none."""
     with_group = dict(collectives.group_functions())
     assert with_group.keys() - collectives.collective_functions().keys() - EXCUSED == set()
     assert KNOWN - collectives.collective_functions().keys() == set()
@@ -163,7 +163,7 @@ def test_what_stands_in_is_not_to_be_told_from_what_was_there(level: Any) -> Non
 
 
 def test_operations_of_a_batch_are_made_of_any_name(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch compares them by identity: made before a capture or inside, of names imported before or after."""
+    """torch compares these functions by identity: batches are made before a capture or inside, by names imported before or after."""
     before, x = dist.P2POp(isend, torch.ones(2), 0), torch.zeros(2)
     monkeypatch.setattr(dist.group.WORLD.__class__, "send", lambda *_: Slow(lambda: None))
     monkeypatch.setattr(dist.group.WORLD.__class__, "recv", lambda *_: Slow(lambda: x.numpy().fill(1.0)))
@@ -192,7 +192,7 @@ def test_a_name_imported_before_is_recorded(level: Any, alone: None) -> None:
 
 
 def test_memory_under_way_is_read_when_the_program_has_waited(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collective takes its time: whatever is recorded of its memory in between has the values that it gives."""
+    """The collective takes its time: every record of its memory in between has the values that it gives."""
     x = torch.full((4,), 1.0)
     handle = Slow(lambda: x.numpy().fill(5.0))
     monkeypatch.setattr(dist.group.WORLD.__class__, "allreduce", lambda *_: handle)
@@ -254,7 +254,7 @@ def test_a_handle_that_nobody_waits_for_stands_in_the_ledger(asked: bool, alone:
 
 @pytest.mark.parametrize("level", ["api", "op"])
 def test_what_is_written_over_is_no_input(level: Any, alone: None) -> None:
-    """It may be memory that nobody wrote to, made where nobody saw it: two runs of one program would differ in it."""
+    """It may be memory that was never written, made where no mode saw it: two runs of one program would differ in it."""
     sink, output, summed = ListSink(), torch.full((2,), 7.0), torch.full((2,), 3.0)
     with Capture.into_sink(lambda rank: sink, level=level, select=["phase:forward"]):
         dist.all_gather([output], torch.ones(2))

@@ -25,13 +25,13 @@ pytestmark = pytest.mark.skipif(not any(path.is_file() for path in BUILT), reaso
 
 
 def test_it_is_used_where_it_was_built() -> None:
-    """A name of torch's that went, or another version, would only make recording slower otherwise."""
+    """If a name of torch's went, or the version changed, recording would otherwise only become slower."""
     assert COMPILED is not None
     assert COMPILED.IS_USABLE
 
 
 def _records(folder: Path) -> dict[str, list[str]]:
-    """What is recorded in each step of each run, in the order of calls: when a backward pass of one is complete is the engine's affair."""
+    """Return the records of each step of each run, in the order of calls: the engine decides when a backward pass of one is complete."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*/run*")):
         run = ulpscope.open_run(path)
@@ -70,7 +70,7 @@ def test_same_records_all_three_ways(tmp_path: Path) -> None:
 
 
 def _differences(found: dict[str, list[str]], expected: dict[str, list[str]]) -> dict[str, Any]:
-    """For each step that is not recorded alike, how many records there are and the first that differs."""
+    """Return, for each step with different records, how many there are and the first that differs."""
     assert list(found) == list(expected)
     return {
         name: (

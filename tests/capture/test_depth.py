@@ -39,7 +39,7 @@ def nested(depth: int) -> nn.Module:
 
 
 def deepest() -> int:
-    """How many modules inside each other run here and now."""
+    """Find how many nested modules can run here and now."""
     depth = 0
     for more in (100, 20, 5, 1):
         while True:

@@ -241,7 +241,7 @@ def _checkpointed() -> None:
 
 
 class _Doubled(torch.autograd.Function):
-    """Saying that a tensor was written to raises its version once more, after the write."""
+    """A Function that marks a tensor as written raises its version once more, after the write."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

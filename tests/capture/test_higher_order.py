@@ -126,7 +126,7 @@ def forget_what_was_compiled() -> Iterator[None]:
 
 @functools.cache
 def bare(name: str) -> list[Any]:
-    """What a program computes that nobody records."""
+    """Return what a program computes without a recording."""
     torch.manual_seed(0)
     return tree_leaves(PROGRAMS[name]())
 
@@ -169,7 +169,7 @@ def test_the_operations_of_a_backward_pass_are_one_record_each_too() -> None:
 
 
 def test_every_operator_that_torch_knows_is_recorded_at_the_level_of_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a dispatch mode may do with one is asked of the mode by torch, for all of them; torch 2.13 knows some forty."""
+    """torch asks a dispatch mode what it may do with an operator, for each of them; torch 2.13 knows some forty."""
     assert len(_higher_order_ops) > 20
     for name, operator in sorted(_higher_order_ops.items()):
         monkeypatch.setattr(type(operator), "__call__", lambda self, x: x * 2)
@@ -224,7 +224,7 @@ def test_a_mode_of_the_users_sees_what_it_would_have_seen(level: str, is_above: 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_is_compiled_stays_compiled(level: str) -> None:
-    """A compiled program computes otherwise than the same in eager mode, in the last bits: falling back would change training."""
+    """A compiled program differs from the eager one in the last bits: falling back would change training."""
     counter = CompileCounterWithBackend("aot_eager")
     function = torch.compile(lambda x: (x * 2).sin() + 1, backend=counter)
     with recording(level=level) as run:
@@ -248,7 +248,9 @@ class _Descent(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("how", [{"level": level} for level in LEVELS] + [{"watch": "nonfinite"}], ids=str)
 def test_a_compiled_step_of_an_optimizer_stays_one_graph(how: dict[str, Any], tmp_path: Path) -> None:
-    """Torch calls the hooks of optimizers in the middle of the step, and the compiler follows them: what ours do would break the graph."""
+    """Torch calls the hooks of optimizers in the middle of the step, and the compiler follows them: calls in our hooks would break the
+    graph.
+    """
 
     def train() -> tuple[int, list[float]]:
         torch._dynamo.reset()

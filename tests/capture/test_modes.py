@@ -88,7 +88,7 @@ def test_after_an_optimizer_that_failed_calls_are_recorded_again() -> None:
 
 
 class CallsAModule(torch.Tensor):
-    """Calls a module where a call of torch has reached it: our mode is off the stack there, and torch puts it back."""
+    """Calls a module from inside a call of torch: our mode is off the stack there, and torch puts it back."""
 
     module = nn.Linear(2, 2)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled beside torch is used where it fits and only its owner could have written it, and a build is whole or not there.
+"""The part compiled beside torch is used if it fits and only its owner could have written it, and a build is whole or not there.
 
-The real source is compiled once for all tests (tests/conftest.py); here a stand-in with the same door is, which takes no time.
+The real source is compiled once for all tests (tests/conftest.py). The tests here compile a stand-in with the same entry, which takes no
+time.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a part is expected that nobody has built."""
+    """Return the file where a part is expected that nobody has built."""
     (tmp_path / "_native.cpp").write_text("int main() {}\n")
     monkeypatch.setattr(_native_home, "SOURCE", tmp_path / "_native.cpp")
     monkeypatch.setenv("ULPSCOPE_NATIVE", str(tmp_path / "parts"))
@@ -71,7 +72,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(file: Path, content: bytes) -> None:
-    """As a build puts it there: another file in its place, since the old one may be in use."""
+    """Put a file in place as a build does: replace it by another one, since the old one may be in use."""
     file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     draft = file.with_name("new")
     draft.write_bytes(content)
@@ -81,14 +82,14 @@ def put(file: Path, content: bytes) -> None:
 
 
 def write_compiler(path: Path, body: str) -> Path:
-    """A program to be named in CXX; in its body $OUT is the file to be made."""
+    """Write a program to be named in CXX; in its body $OUT is the file to be made."""
     path.write_text(f'#!/bin/sh\nfor OUT in "$@"; do :; done\n{body}\n')
     path.chmod(0o755)
     return path
 
 
 def copying(path: Path, made: Path, *, before: str = "") -> Path:
-    """A compiler that says in `compiled` beside it that it was called, and copies what was made earlier."""
+    """Write a compiler that notes its call in `compiled` beside it, and copies a file made earlier."""
     return write_compiler(path, f'echo called >> "{path.parent / "compiled"}"\n{before}\ncp "{made}" "$OUT"; chmod 777 "$OUT"')
 
 
@@ -97,7 +98,7 @@ def copying(path: Path, made: Path, *, before: str = "") -> Path:
 
 @pytest.mark.skipif(COMPILED is None, reason="the recorder is not compiled here")
 def test_it_is_used_exactly_where_it_can_be_built() -> None:
-    """It is optional, so what stopped compiling would go unnoticed otherwise."""
+    """The part is optional, so a source that stopped compiling would go unnoticed otherwise."""
     assert (native.TABLE is not None) == (COMPILER is not None)
 
 
@@ -254,7 +255,7 @@ def test_a_link_on_the_way_is_followed_and_looked_at(
 def test_what_was_looked_at_is_what_is_loaded(
     what: str, file: Path, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever takes its place between the look and the loading, which here would end the process."""
+    """Another file takes its place between the check and the loading; loading that one would end the process."""
     put(file, stand_in.read_bytes())
     crash = compile_stand_in(tmp_path / "crash", version=-1)
     looked = _native_home.opened
@@ -377,7 +378,7 @@ def test_a_build_is_made_once_and_mended_where_it_is_broken(
 def test_folders_are_made_so_that_they_can_be_trusted(
     umask: int, file: Path, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some systems let a user's group write to what he makes."""
+    """Some systems let a user's group write to folders that the user makes."""
     monkeypatch.setenv("CXX", str(copying(tmp_path / "cxx", stand_in)))
     monkeypatch.setenv("ULPSCOPE_NATIVE", str(tmp_path / "a/b/c"))
     before = os.umask(umask)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on autograd's nodes, memory that waits to be read, and our lock, where programs are hard on them: threads, errors, ends.
+"""Test hooks on autograd's nodes, memory that waits to be read, and our lock, in programs that are hard on them: threads, errors, ends.
 
-What can end or spoil a process runs in one of its own.
+A test that can end or spoil its process runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["late"]  # a fixture
 
 
 def in_a_process(code: str, *, timeout: int = 120) -> subprocess.CompletedProcess[str]:
-    """What becomes of a program; `recording` and torch are there."""
+    """Run a program in a process and return its output; `recording` and torch are there."""
     head = (
         f"import gc, os, signal, sys, threading, torch\nsys.path.insert(0, {str(ROOT)!r})\nfrom tests.capture.recording import recording\n"
     )
@@ -114,7 +114,7 @@ def test_what_a_hook_of_the_users_raises_comes_out(error: type[BaseException]) -
 
 
 def _backward_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[Recording, torch.Tensor]:
-    """A backward pass in which our hook raises an error when it looks at the gradient, of a form that nobody saw before."""
+    """Run a backward pass in which our hook raises an error when it reads the gradient, whose form no call had before."""
     gradient = torch.arange(6.0)[::2]
     called = []
 
@@ -138,7 +138,7 @@ def _backward_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tup
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_inside_a_hook_of_ours_ends_training(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the user presses Ctrl-C in a backward pass, our hook may be what runs."""
+    """When the user presses Ctrl-C in a backward pass, our hook may be running."""
     with pytest.raises(error):
         _backward_with(error(), monkeypatch)
 
@@ -273,7 +273,7 @@ def test_nothing_gathers_over_many_steps(level: str, is_late: bool, request: pyt
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell how much memory is in use")
 @pytest.mark.parametrize("call", ["found.session.step()", "pass"], ids=["many steps", "one long step"])
 def test_memory_is_given_back(call: str) -> None:
-    """Each iteration takes more than four megabytes, and gives them back: also those of which we remember what they were."""
+    """Each iteration takes more than four megabytes, and gives them back: also the memory of tensors whose values we remember."""
     done = in_a_process(
         f"""
         model, x = torch.nn.Linear(256, 256), torch.randn(512, 256)
@@ -350,7 +350,7 @@ def test_one_graph_is_gone_through_on_several_threads() -> None:
 
 @needs_compiled  # NumPy's own state does not survive it where NumPy reads tensors
 def test_a_module_that_is_called_while_the_garbage_is_collected() -> None:
-    """Whoever is called in the middle of our work may not spoil it."""
+    """Code that Python calls in the middle of our work may not spoil it."""
     wide = nn.Linear(3, 3)
     z = torch.randn(40, 3)
     is_inside = False
@@ -383,7 +383,7 @@ def test_a_module_that_is_called_while_the_garbage_is_collected() -> None:
 
 
 def test_waiting_memory_is_not_the_tensor(late: list[LateSummaries]) -> None:
-    """A gradient is given to its parameter, not copied, and tensors may be swapped, shared and resized meanwhile."""
+    """A gradient is given to its parameter without a copy, and tensors may be swapped, shared and resized meanwhile."""
     weight = nn.Parameter(torch.randn(4, 4))
     with recording(keep="statistics") as found:
         x = torch.randn(4, 4)
@@ -408,7 +408,7 @@ def test_waiting_memory_is_not_the_tensor(late: list[LateSummaries]) -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.filterwarnings("ignore:ulpscope could not record the inputs of Tensor.cos")
 def test_memory_that_torch_forbids_to_ask_for(is_late: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Results of an earlier replay of a CUDA graph: whoever asks for their memory gets an exception, at once or while they wait."""
+    """Results of an earlier replay of a CUDA graph: torch raises if asked for their memory, at once or while they wait."""
     source = tmp_path / "stale.cpp"
     source.write_text(
         "#include <c10/core/StorageImpl.h>\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same elements in the same order in another shape are read once: every view gets what it gets where it is read by itself."""
+"""The same elements in the same order in another shape are read once: every view gets the values of a separate read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "float64", "int64", "uint8", "bool", "complex64
 
 @st.composite
 def views(draw: st.DrawFn) -> list[torch.Tensor]:
-    """A tensor of up to four dimensions, and views of views of it; many have the same elements as another one."""
+    """Draw a tensor of up to four dimensions, and views of views of it; many have the same elements as another one."""
     sizes = draw(st.lists(st.sampled_from((1, 2, 3, 4, 6)), max_size=4))
     dtype = getattr(torch, draw(st.sampled_from(DTYPES)))
     count = 2

@@ -45,7 +45,7 @@ def _written_below(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[list[int], list[tuple[str, int, int]], list[int], list[bool]]:
-    """Kinds of inputs, the steps of a call with the numbers of what each is given, the numbers of what it returns, and views of these."""
+    """Draw kinds of inputs, the steps of a call with the numbers of their operands, the numbers of its results, and views of these."""
     inputs = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
     steps = []
     for made in range(draw(st.integers(1, 7))):

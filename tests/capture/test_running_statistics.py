@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running statistics are written by calls whose schema says that they write nothing: what is recorded of them is what they are."""
+"""Calls write running statistics although their schema denies it: records show the values that the buffers really have."""
 
 from __future__ import annotations
 

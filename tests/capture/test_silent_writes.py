@@ -89,7 +89,7 @@ def test_what_an_observer_writes_is_a_result(tmp_path: Path, level: Any) -> None
 
 
 def _largest(call: CallRecord, role: str) -> float | None:
-    """The value of the observer's running maximum, the fifth argument."""
+    """Return the value of the observer's running maximum, the fifth argument."""
     found = next(one for one in call.slots if one.slot.role == role and one.slot.path in ((4,), ("running_max",)))
     return found.summary.max if found.summary is not None else None
 

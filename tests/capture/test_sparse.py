@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* (support is in beta|ar
 
 DENSE = torch.tensor([[0.0, 2.0, 0.0, 0.0], [0.0, 0.0, -3.0, 0.5]])
 TWICE = torch.sparse_coo_tensor([[0, 1, 1, 1], [1, 2, 3, 2]], [2.0, -1.0, 0.5, -2.0], (2, 4), check_invariants=True)
-"""The same with an element that is given in two parts."""
+"""The sparse form of `DENSE`, with the element at [1, 2] given in two parts."""
 
 
 def _recorded(into: Path, tensor: torch.Tensor) -> TensorRecord:
@@ -73,7 +73,7 @@ def test_one_that_would_unfold_into_gigabytes_is_a_note(tmp_path: Path) -> None:
 
 
 def _train(into: Path, factor: float = 1.0) -> None:
-    """Train an embedding whose gradient is sparse; `factor` scales that gradient behind everybody's back."""
+    """Train an embedding whose gradient is sparse; `factor` scales that gradient without raising its version."""
     torch.manual_seed(1)
     table = torch.nn.Embedding(50, 4, sparse=True)
     if factor != 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks name the user's lines, however deep modules are nested and whatever was called before."""
+"""Stacks name the user's lines, however deep modules are nested and whichever call came before."""
 
 from __future__ import annotations
 

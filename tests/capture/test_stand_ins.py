@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a capture stands around stays the object it is: compared, inspected, wrapped, pickled, and under every name that it has."""
+"""A function that a capture stands around stays the same object: compared, inspected, wrapped, pickled, and under every name that it
+has.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ CALLED: list[str] = []
 
 
 def passing_on(name: str) -> Callable[..., Any]:
-    """What stands around by calling what was there, wherever that is among its arguments."""
+    """Make a function that stands around another and calls it, wherever it is among the arguments."""
 
     def around(*given: Any) -> Any:
         CALLED.append(name)
@@ -66,7 +68,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 class Noted(_HealthPatches):
-    """Everything that can be stood around, by what asks for it."""
+    """Notes every function that the patches stand around, by the patch that asks for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +116,7 @@ def facts(function: FunctionType) -> dict[str, Any]:
 
 
 def names_of(functions: list[FunctionType]) -> set[tuple[str, str]]:
-    """Every place of torch at which one of the functions itself is found."""
+    """Find every place of torch at which one of the functions itself stands."""
     homes = {name: vars(module) for name, module in list(sys.modules.items()) if name.partition(".")[0] == "torch" and module is not None}
     homes |= {f"{kind.__module__}.{kind.__qualname__}": vars(kind) for kind in gc.get_objects() if issubclass(type(kind), type)}
     wanted = {id(function): function.__qualname__ for function in functions}
@@ -203,7 +205,7 @@ def test_a_name_that_was_taken_before_is_seen_too() -> None:
 
 
 def test_what_torch_compares_is_as_it_was() -> None:
-    """The compiler asks whether a module is called in the ordinary way, and torch.fx took that way when it was imported."""
+    """The compiler checks whether a module is called in the ordinary way, and torch.fx took that function when it was imported."""
     with recording():
         assert torch._dynamo.utils.unpatched_nn_module_call is nn.Module.__call__
         assert fx._symbolic_trace._orig_module_call is nn.Module.__call__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps, and what is recorded beside calls: parameters, buffers, batch, random generators, optimizers."""
+"""Test steps, and the records beside calls: parameters, buffers, batch, random generators, optimizers."""
 
 from __future__ import annotations
 

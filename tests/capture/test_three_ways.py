@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hard programs, recorded three ways (Python; compiled; compiled with what `ulpscope build` makes): same records, nothing changed.
+"""Record hard programs three ways (Python; compiled; compiled with what `ulpscope build` makes): same records, nothing changed.
 
-One process for each way runs every program without a capture and in several captures, and writes down what came out.
+One process for each way runs every program without a capture and in several captures, and writes down the results.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def gradients_of_gradients() -> Any:
 
 @program
 def one_cast_for_all_calls() -> Any:
-    """Autocast casts a weight once; what goes to it comes from several calls, from some of them twice, and once past the cast."""
+    """Autocast casts a weight once; its gradient comes from several calls, from some of them twice, and once past the cast."""
     x, w, b = leaf(2, 3, 4), leaf(4, 4), leaf(4)
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
@@ -148,7 +148,7 @@ def checkpoints() -> Any:
 
 @program
 def compiled_autograd() -> Any:
-    """The hooks on the nodes are called from the compiled graph then."""
+    """With compiled autograd the hooks on the nodes are called from the compiled graph."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     x = leaf(2, 3, 4)
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):  # type: ignore[attr-defined]
@@ -439,7 +439,7 @@ class _Seeing(torch.utils._python_dispatch.TorchDispatchMode):
 
 @program
 def a_dispatch_mode() -> Any:
-    """Nothing of ours is seen by it, not even where tensors that waited are read while it is on."""
+    """The mode sees none of our calls, not even where tensors that waited are read while it is on."""
     seen: list[str] = []
     x = leaf(3, 4)
     y = x.sin()
@@ -464,7 +464,7 @@ def _late(is_late: bool) -> Iterator[None]:
 
 
 def _run(function: Callable[[], Any]) -> str:
-    """The bits of all that a program returns."""
+    """Return the bits of all results of a program."""
     torch.manual_seed(1)
     return repr(
         [(str(part.dtype), tuple(part.shape), part.tolist()) if isinstance(part, torch.Tensor) else part for part in _flat(function())]
@@ -492,7 +492,7 @@ def _recorded(function: Callable[[], Any], level: str, keep: str, *, is_late: bo
 
 
 def _without_generators(record: CallRecord) -> CallRecord:
-    """The end of a step without its generators, which each process seeds otherwise."""
+    """Return the record of a step's end without its generators, which each process seeds otherwise."""
     return dataclasses.replace(record, arguments=None) if record.phase == "end" else record
 
 
@@ -515,7 +515,7 @@ def main(out: Path, how: str) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory, native_part: Path) -> dict[str, dict[str, Any]]:
-    """What each way recorded of each program."""
+    """Return what each way recorded of each program."""
     folder = tmp_path_factory.mktemp("ways")
     homes = {"python": folder, "compiled": folder, "native": native_part.parents[1]}
     running = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each private name of torch that capture leans on, and what breaks when it goes."""
+"""Test each private name of torch that capture uses, and say what breaks when it goes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_node_of_a_leaf_has_the_largest_number() -> None:
 
 
 def test_autocast_casts_a_weight_once_by_a_node_of_this_name() -> None:
-    """Without the name, what several calls contribute to one weight would stand with the first of them."""
+    """Without the name, the contributions of several calls to one weight would stand with the first of them."""
     w, x = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
     with torch.autocast("cpu", torch.bfloat16):
         first, second = (torch.mm(x, w).grad_fn for _ in range(2))
@@ -108,7 +108,7 @@ def test_nobody_sees_what_happens_in_the_blind() -> None:
 
 
 def test_the_quick_way_to_be_unseen() -> None:
-    """Without it looking at every result would cost as much as the blind, or be seen by the user's own modes."""
+    """Without it a look at every result would cost as much as `blind`, or be seen by the user's own modes."""
     seen: list[str] = []
 
     class Functions(TorchFunctionMode):
@@ -153,7 +153,7 @@ def test_dispatch_modes_are_noticed_and_gradients_switched_off_in_no_time() -> N
 
 
 def test_what_a_node_keeps_of_its_forward_call_can_be_asked() -> None:
-    """Without it a gradient that is not finite could not be explained by what its forward call worked with."""
+    """Without it a non-finite gradient could not be explained by the tensors that its forward call saved."""
     x = torch.full((2,), 4.0, requires_grad=True)
     y = x.sqrt()
     assert {name: value.tolist() for name, value in torch_internals.saved_tensors(y.grad_fn)} == {"result": [2.0, 2.0]}
@@ -174,7 +174,7 @@ def test_an_alias_made_inside_a_transform_has_memory() -> None:
 
 
 def test_an_export_that_runs_the_program_raises_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it an export would trace what a recording does, as if the program did it."""
+    """Without it an export would trace the work of a recording as if the program did it."""
     assert torch_internals.COMPILER["_is_compiling_flag"] is False
     monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
     assert torch.compiler.is_compiling()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls recorded as one: modules and functions whose inside is not looked at; patterns that are functions; patches that doors ask for."""
+"""Test calls recorded as one (modules and functions without their inside), patterns that are functions, and patches that front doors ask
+for.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that nobody wrote to is known element by element until it is whole: equal runs agree, and nothing that was written is hidden."""
+"""Unwritten memory is known element by element until it is whole: equal runs agree, and no written value is hidden."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = torch.arange(32.0).reshape(8, 4) / 7
 
 
 def poisoned(tensor: Tensor, begin: int = 0) -> Tensor:
-    """Leave something in fresh memory that no other run finds there, unseen by any mode, as an allocator does."""
+    """Leave values in fresh memory that no other run finds there, unseen by any mode, as an allocator does."""
     with torch._C.DisableTorchFunction():
         ctypes.memset(tensor.data_ptr() + begin, _byte[0], tensor.untyped_storage().nbytes() - begin)
     return tensor
@@ -201,7 +201,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
 def test_what_is_written_is_compared(program: Callable[[float], Any], level: Any) -> None:
-    """Equal runs agree bitwise, and a value that differs is a fault: neither garbage nor what hides behind it decides."""
+    """Equal runs agree bitwise, and a value that differs is a fault: neither garbage nor a value hidden behind it decides."""
     same = compared(lambda: program(1.0), lambda: program(1.0), level)
     assert (same.verdict, [one.headline for one in same.faults]) == ("same", [])
     other = compared(lambda: program(3.0), lambda: program(1.0), level)
@@ -228,7 +228,7 @@ def half_written(scale: float, rows: int = 4) -> Tensor:
 
 
 def rules(comparison: Comparison, op: str) -> list[tuple[str, str]]:
-    """Level and rule of the result of the last call of that name."""
+    """Return level and rule of the result of the last call of that name."""
     calls = [call for call in comparison.calls if call.pair.record.call.short == op and call.pair.record.phase == "forward"]
     return [(slot.verdict.level, slot.verdict.rule) for slot in calls[-1].slots if slot.pair.slot.is_output]
 
@@ -277,7 +277,7 @@ def test_a_reduction_leaves_unwritten_what_it_does_not_reach() -> None:
 
 
 def test_memory_that_was_lent_is_read_again() -> None:
-    """Whoever was handed an array may write to it unseen: what enters the next call is what he wrote."""
+    """Code that was handed an array may write to it unseen: the next call's input has the written values."""
 
     def program(scale: float) -> Tensor:
         k = fresh(8, 4)
@@ -289,7 +289,7 @@ def test_memory_that_was_lent_is_read_again() -> None:
 
 
 def test_a_fault_among_rows_that_were_written_is_seen() -> None:
-    """Experts that write their rows into fresh memory; one of them computes something else, and a row of nobody's is left out."""
+    """Experts write their rows into fresh memory; one of them computes something else, and a row that no expert writes is left out."""
 
     def program(factor: float) -> None:
         out = torch.empty_like(X)
@@ -349,7 +349,7 @@ def test_a_buffer_is_followed_over_steps() -> None:
 
 
 def test_older_runs_say_less_and_what_was_overwritten_is_compared_all_the_same() -> None:
-    """Runs whose notes do not say what became of the memory: a call that writes over it does not hang on it."""
+    """In runs whose notes do not say what became of the memory, a call that writes over it does not depend on it."""
     old = "uninitialised memory: values are not read"
 
     def older(run: MemoryRun) -> MemoryRun:
@@ -377,7 +377,7 @@ def test_older_runs_say_less_and_what_was_overwritten_is_compared_all_the_same()
 
 
 def followed(program: Callable[[], Any]) -> list[int]:
-    """How many storages are followed after each call of a program."""
+    """Count the storages that are followed after each call of a program."""
     session = CaptureSession(MemoryRun().sink(), keep="statistics", level="api")
     session.start()
     counts = []
@@ -430,7 +430,7 @@ def test_what_is_written_through_numpy_is_a_value_like_any_other() -> None:
     ],
 )
 def test_what_is_written_through_numpy_counts_where_something_is_made_of_it(reads: str, level: Any, verdicts: tuple[str, ...]) -> None:
-    """Below Python nothing tells of `numpy()`: there such memory stays what nobody wrote to, which is never a pass."""
+    """Below Python no mode sees `numpy()`: there such memory stays unwritten, which is never a pass."""
 
     def program(value: float) -> None:
         weight = torch.ones(4, requires_grad=True)
@@ -454,7 +454,7 @@ def test_nothing_is_followed_where_nothing_is_unwritten() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_transforms_are_recorded_while_something_is_unwritten(level: Any) -> None:
-    """What a transform wraps has no memory of its own; the calls are recorded all the same."""
+    """A tensor that a transform wraps has no memory of its own; the calls are recorded all the same."""
 
     def program() -> None:
         half = half_written(1.0)

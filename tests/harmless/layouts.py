@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs that train in several processes, one for each way in which work is laid out over ranks.
+"""Train small programs in several processes, one for each way in which work is laid out over ranks.
 
-`LAYOUTS[name](rank, world_size, step)` trains with the process group that is there, calls `step` at the end of each step and returns what
-must be bitwise the same whether it is recorded or not. `WORLD_SIZES[name]` is how many processes it takes. Each sets its own seeds; gloo
-on the CPU is enough.
+`LAYOUTS[name](rank, world_size, step)` trains with the existing process group, calls `step` at the end of each step and returns the values
+that must be bitwise the same whether it is recorded or not. `WORLD_SIZES[name]` is the number of its processes. Each sets its own seeds;
+gloo on the CPU is enough.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = ["LAYOUTS", "WITHOUT_MODULES", "WORLD_SIZES", "nothing"]
 LAYOUTS: dict[str, Callable[..., dict[str, Any]]] = {}
 WORLD_SIZES: dict[str, int] = {}
 WITHOUT_MODULES = ("sends_and_receives",)
-"""At level `module` there is nothing to record of these."""
+"""At level `module` these have nothing to record."""
 
 _WIDTH, _BATCH, _STEPS = 8, 8, 2
 
 
 def nothing() -> None:
-    """What is called at the end of a step that nobody records."""
+    """Do nothing at the end of a step that is not recorded."""
 
 
 def layout(world_size: int) -> Callable[..., Any]:
@@ -102,7 +102,9 @@ def train(model: nn.Module, rank: int, step: Callable[[], None], loss_of: Any = 
 
 @layout(2)
 def sends_and_receives(rank, world_size, step=nothing):
-    """Blocking and not, one by one and as a batch, by functions imported before and after, into memory that nobody wrote to."""
+    """Send and receive, blocking and not, one by one and as a batch, by functions imported before and after, into memory that was never
+    written.
+    """
     seen, other = {}, 1 - rank
     for number in range(_STEPS):
         x, received = batch(rank, number), torch.empty(_BATCH, _WIDTH)
@@ -129,7 +131,7 @@ def sends_and_receives(rank, world_size, step=nothing):
 
 @layout(2)
 def experts(rank, world_size, step=nothing):
-    """Tokens are sent to their expert's rank and back, by a Function written by hand."""
+    """Send tokens to their expert's rank and back, by a Function written by hand."""
 
     class Exchange(torch.autograd.Function):
         @staticmethod
@@ -159,7 +161,7 @@ def experts(rank, world_size, step=nothing):
 
 @layout(2)
 def asynchronous(rank, world_size, step=nothing):
-    """Every kind of collective, begun and waited for later; views of what is under way; flat memory of which one half is in use."""
+    """Begin every kind of collective, and wait later; view memory under way; use one half of flat memory."""
     model = blocks(1)
     optimizer, losses, seen = torch.optim.SGD(model.parameters(), lr=0.1), [], {}
     for number in range(_STEPS):
@@ -233,7 +235,7 @@ def functional(rank, world_size, step=nothing):
 
 @layout(2)
 def data_parallel_hooked(rank, world_size, step=nothing):
-    """A hook that reduces each bucket itself, and a graph that is told to stay as it is."""
+    """Reduce each bucket in a hook, with a graph that is told to stay as it is."""
     model = DistributedDataParallel(blocks(), static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1)
 
     def halved(state, bucket):
@@ -276,7 +278,7 @@ def hybrid_sharded(rank, world_size, step=nothing):
 
 @layout(2)
 def checkpointed(rank, world_size, step=nothing):
-    """Saved by torch.distributed.checkpoint in the middle of the run, changed, and loaded again."""
+    """Save by torch.distributed.checkpoint in the middle of the run, change the model, and load it again."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
     from torch.distributed.fsdp import fully_shard
@@ -332,7 +334,7 @@ def parallelized(model: nn.Sequential, mesh: Any) -> nn.Sequential:
 
 @layout(2)
 def tensor_parallel(rank, world_size, step=nothing):
-    """Column, row and sequence parallel by DTensor, whose shards are results of functional collectives."""
+    """Train column, row and sequence parallel by DTensor, whose shards are results of functional collectives."""
     from torch.distributed.device_mesh import init_device_mesh
 
     model = parallelized(blocks(), init_device_mesh("cpu", (2,)))
@@ -341,7 +343,7 @@ def tensor_parallel(rank, world_size, step=nothing):
 
 @layout(4)
 def tensor_and_data_parallel(rank, world_size, step=nothing):
-    """Gradients of tensor-parallel shards are reduced over the other dimension by hand."""
+    """Reduce the gradients of tensor-parallel shards over the other dimension by hand."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -377,7 +379,7 @@ def tensor_parallel_and_sharded(rank, world_size, step=nothing):
 
 @layout(2)
 def tensor_parallel_by_hand(rank, world_size, step=nothing):
-    """As Megatron-LM does it: two Functions, one of which reduces forward and the other backward, asynchronously."""
+    """Train as Megatron-LM does: two Functions, one of which reduces forward and the other backward, asynchronously."""
 
     class Copy(torch.autograd.Function):
         @staticmethod

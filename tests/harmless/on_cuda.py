@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every program on a CUDA device, with and without a capture, at every level: `python tests/harmless/on_cuda.py FOLDER`.
+"""Run every program on a CUDA device, with and without a capture, at every level: `python tests/harmless/on_cuda.py FOLDER`.
 
 No test runs it, since the machines that run the tests have no such device. It ends with code 1 if anything differs. Programs that give two
 different answers without a capture already are named and left out.

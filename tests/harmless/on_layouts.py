@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of several processes that train together: `on_layouts.py RANK WORLD_SIZE FOLDER NAME:LEVEL,LEVEL...`.
+"""Run one of several processes that train together: `on_layouts.py RANK WORLD_SIZE FOLDER NAME:LEVEL,LEVEL...`.
 
-Each layout runs without a capture and then twice with one at each of its levels; what differs is written to FOLDER/RANK.json, and the
-recordings lie in FOLDER/NAME-LEVEL-first and -second.
+Each layout runs without a capture and then twice with one at each of its levels. Differences are written to FOLDER/RANK.json, the
+recordings to FOLDER/NAME-LEVEL-first and -second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run(name: str, rank: int, world_size: int, step: Any = nothing) -> dict[str,
 
 
 def compare(name: str, level: str, folder: Path, rank: int, world_size: int, without: dict[str, Any]) -> str:
-    """What went wrong with one layout at one level."""
+    """Run one layout at one level, and return what went wrong."""
     wrong = []
     for which in ("first", "second"):
         place = folder / f"{name}-{level}-{which}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs on the emulated device, with and without a capture: `on_npu.py FOLDER` prints what differs as JSON."""
+"""Run the programs on the emulated device, with and without a capture: `on_npu.py FOLDER` prints differences as JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of two processes that train together: `on_two_processes.py RANK FOLDER`.
+"""Run one of two processes that train together: `on_two_processes.py RANK FOLDER`.
 
-Each program runs without a capture and then with one for each case; what differs is written to FOLDER/RANK.json.
+Each program runs without a capture and then with one for each case; differences are written to FOLDER/RANK.json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CASES = [("api", "statistics"), ("both", "tensors"), ("op", "tensors")]
 
 
 def tokens() -> torch.Tensor:
-    """A batch of this rank's own."""
+    """Make a batch of this rank's own."""
     return torch.randint(0, 23, (2, 12), generator=torch.Generator().manual_seed(dist.get_rank()))
 
 
@@ -106,7 +106,7 @@ TOGETHER = {each.__name__: each for each in (data_parallel, data_parallel_accumu
 
 
 def compare(name: str, folder: Path) -> dict[str, str]:
-    """What went wrong with one program, by case."""
+    """Run one program, and return what went wrong, by case."""
     without, wrong = programs.run(name, programs.Nothing), {}
     for level, keep in CASES:
         place = folder / f"{name}-{level}-{keep}"

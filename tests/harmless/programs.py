@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small training programs, one for each way in which recording could disturb a program.
+"""Train small programs, one for each way in which recording could disturb a program.
 
-Each takes `record(model=None, optimizer=None)`, which gives a context manager with a `step()` (a real capture, or nothing at
-all), trains two or three steps inside it, and returns everything that must be bitwise the same either way.
+Each takes `record(model=None, optimizer=None)`, which gives a context manager with a `step()` (a real capture, or nothing at all), trains
+two or three steps inside it, and returns everything that must be bitwise the same either way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def program(function):
 
 
 class Nothing:
-    """What stands in for a capture in the run without one."""
+    """Stands in for a capture in the run without one."""
 
     def __init__(self, model=None, optimizer=None) -> None: ...
 
@@ -46,7 +46,7 @@ class Nothing:
 
 
 def run(name: str, record, device: str = "cpu") -> dict[str, Any]:
-    """One program from a fixed seed, and what it left behind."""
+    """Run one program from a fixed seed, and return its results."""
     torch.manual_seed(1)
     random.seed(2)
     np.random.seed(3)
@@ -58,7 +58,7 @@ def run(name: str, record, device: str = "cpu") -> dict[str, Any]:
 
 
 def outcome(losses=(), model=None, optimizer=None, **more: Any) -> dict[str, Any]:
-    """Losses, gradients, parameters, buffers and optimizer state, by name."""
+    """Return losses, gradients, parameters, buffers and optimizer state, by name."""
     result: dict[str, Any] = {f"loss {i}": loss for i, loss in enumerate(losses)} | more
     models = model if isinstance(model, (list, tuple)) else [model] if model is not None else []
     for i, each in enumerate(models):
@@ -79,7 +79,7 @@ def _hook_counts(module: nn.Module) -> list[int]:
 
 
 def differences(left: Any, right: Any, where: str = "") -> list[str]:
-    """Where two results are not bitwise equal, in words."""
+    """Say in words where two results are not bitwise equal."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return [] if _same_bits(left, right) else [f"{where}: {_describe(left)} became {_describe(right)}"]
     if type(left) is not type(right):
@@ -998,7 +998,7 @@ def frozen_and_averaged(record, device):
 
 @program
 def graph_introspection(record, device):
-    """What a program that looks at its own autograd graph sees: node names, metadata, saved-tensor hooks."""
+    """Look at the program's own autograd graph: node names, metadata, saved-tensor hooks."""
     model, x = Mlp().to(device), torch.randn(4, 8).to(device)
     optimizer, losses, packed, nodes = sgd(model), [], [], []
 
@@ -1323,7 +1323,7 @@ def trained_in_a_thread(record, device):
 
 @program
 def profiled(record, device):
-    """Under torch's profiler; what is counted are the user's own labels, not the time."""
+    """Train under torch's profiler; the user's own labels are counted, not the time."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     model, x = Mlp(), torch.randn(4, 8)
@@ -1384,7 +1384,7 @@ def interrupted(record, device):
 
 @program
 def defaults_changed(record, device):
-    """Another default dtype, and a default device for what is made."""
+    """Train with another default dtype, and a default device for new tensors."""
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("cpu"):

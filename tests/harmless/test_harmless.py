@@ -31,13 +31,13 @@ NAMES = sorted(programs.PROGRAMS)
 SOME = [(name, "api", "statistics") for name in NAMES] + [(name, *OTHERS[i % len(OTHERS)]) for i, name in enumerate(NAMES)]
 ALL = [case for case in itertools.product(NAMES, LEVELS, KEEPS) if case not in SOME]
 
-# What a capture says it does not see, and may.
+# Things that a capture says it does not see, and that it may miss.
 STATEMENTS = ("torch.compile", "compiled by torch.jit", "GradScaler skipped it")
 WATCHED = [name for number, name in enumerate(NAMES) if number % 2 == 0]
 
 
 def recording(folder: Path, level: str, keep: str) -> Any:
-    """What a program calls to be recorded; each of its captures goes to a run of its own."""
+    """Return the function that a program calls to be recorded; each of its captures goes to a run of its own."""
 
     def record(model: Any = None, optimizer: Any = None) -> ulpscope.Capture:
         return ulpscope.Capture(folder / "run", model, optimizer=optimizer, level=level, keep=keep)
@@ -46,7 +46,7 @@ def recording(folder: Path, level: str, keep: str) -> Any:
 
 
 def watching(folder: Path, calls: bool | None = None) -> Any:
-    """What a program calls to be watched for inf and NaN."""
+    """Return the function by which a program starts the hunt for inf and NaN."""
 
     def record(model: Any = None, optimizer: Any = None) -> ulpscope.Capture:
         return ulpscope.Capture(folder / "run", model, optimizer=optimizer, watch=NonFinite(limit=None, calls=calls))
@@ -55,7 +55,7 @@ def watching(folder: Path, calls: bool | None = None) -> Any:
 
 
 def recorded(folder: Path) -> tuple[int, list[str]]:
-    """How many calls were recorded, and what the ledgers complain about."""
+    """Count the recorded calls, and return the complaints of the ledgers."""
     calls, complaints = 0, []
     for path in sorted(folder.glob("run*")):
         run = ulpscope.open_run(path)
@@ -98,7 +98,7 @@ def check_watched(name: str, folder: Path, calls: bool | None) -> None:
     ids=["sign of zero", "last bit", "dtype", "shape", "strides"],
 )
 def test_every_bit_is_compared(changed: torch.Tensor) -> None:
-    """The comparison that all of this rests on can fail."""
+    """The comparison behind all these tests can fail."""
     values = torch.tensor([-0.0, 1.0, float("nan")])
     assert programs.differences({"a": [values]}, {"a": [values.clone()]}) == []
     assert programs.differences({"a": [values]}, {"a": [changed]}) != []

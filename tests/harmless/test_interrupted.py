@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a signal handler of the program raises while our own work is under way reaches the program, as it would without us."""
+"""An error that a signal handler of the program raises while our own work is under way reaches the program, as it would without us."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ulpscope.capture.safety import let_pass
 
 
 class OutOfTime(OSError):
-    """Of a kind that our own work also meets."""
+    """An error of a kind that our own work also meets."""
 
 
 def plain(number: int, frame: Any) -> None:

@@ -44,7 +44,7 @@ class Alike(nn.Linear):
 
 
 class Silent(nn.Module):
-    """Tells nobody what it holds."""
+    """Raises when asked for its submodules, parameters, text or length."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a capture everything is the very object it was, memory is flat, and a disk that fails stops nothing."""
+"""After a capture every object is the very one it was, memory is flat, and a disk that fails stops nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS = ("api", "module", "both", "op")
 
 
 def homes() -> list[Any]:
-    """Every namespace in which something could have been replaced."""
+    """Return every namespace in which something could have been replaced."""
     found = [module for name, module in sys.modules.items() if name == "torch" or name.startswith("torch.")]
     found += [torch.Tensor, torch._C.TensorBase, torch.autograd.Function, torch.nn.Module, torch.nn.Parameter, torch.Generator]
     found += [torch.optim.Optimizer, torch.optim.AdamW, torch.optim.SGD, torch.amp.GradScaler, torch.utils.data.DataLoader]
@@ -44,7 +44,7 @@ def snapshot() -> dict[tuple[int, str], Any]:
 
 
 def states() -> list[Any]:
-    """Registries that hold hooks, by what they hold; and the depths of torch's stacks of modes."""
+    """Return the registries that hold hooks, by their contents; and the depths of torch's stacks of modes."""
     from torch.nn.modules import module
     from torch.optim import optimizer
 
@@ -56,7 +56,7 @@ def states() -> list[Any]:
 
 
 def contents(model: torch.nn.Module) -> Any:
-    """The attributes of every module, with the keys of its dictionaries of hooks, parameters and buffers."""
+    """Return the attributes of every module, with the keys of its dictionaries of hooks, parameters and buffers."""
     return {
         name: {key: list(value) if isinstance(value, dict) else value for key, value in vars(module).items()}
         for name, module in model.named_modules()
@@ -122,7 +122,7 @@ def test_start_and_stop_any_number_of_times(tmp_path: Path) -> None:
 
 
 def test_two_captures_at_once(tmp_path: Path) -> None:
-    """The second is refused or records too; training is what it was, and both leave everything as they found it."""
+    """The second is refused or records too; training is unchanged, and both leave everything as they found it."""
     without = train(programs.Nothing())
     before, states_before = snapshot(), states()
     with ulpscope.Capture(tmp_path / "outer", level="api"):
@@ -265,7 +265,7 @@ print(json.dumps([torch.equal(loss, without), sum(w.category is ulpscope.Capture
 
 
 def test_a_disk_that_fills_up_stops_nothing(tmp_path: Path) -> None:
-    """Every file is limited to 4 kB after the second step, which is what a full disk looks like to a writer."""
+    """Every file is limited to 4 kB after the second step: a writer meets the same error on a full disk."""
     path = tmp_path / "run"
     code = [sys.executable, "-c", FULL_DISK, str(path), str(Path(__file__).parents[2])]
     done = subprocess.run(code, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -158,7 +158,7 @@ class Model(nn.Module):
 
 
 def train(kind: Any, step: Callable[[], None]) -> tuple[list[str], list[Any]]:
-    """All that a class of tensors saw in two steps, and what came of them."""
+    """Train two steps, and return all that a class of tensors saw in them, and the results."""
     torch.manual_seed(0)
     x, model = kind.of(torch.randn(2, 3, 4)), Model(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

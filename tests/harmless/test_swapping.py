@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converting a model swaps its parameters where torch is asked to, and torch refuses to swap what somebody refers to weakly."""
+"""Converting a model swaps its parameters where torch is asked to, and torch refuses to swap a parameter with a weak reference to it."""
 
 from __future__ import annotations
 

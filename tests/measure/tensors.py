@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small tensors and records for the tests of measure."""
+"""Make small tensors and records for the tests of measure."""
 
 from __future__ import annotations
 

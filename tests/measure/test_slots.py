@@ -25,7 +25,7 @@ ONE, OTHER = data([1.0, 2.0, 4.0]), data([1.0, 2.0, 5.0])
 
 
 def measured(subject: TensorRecord | None, reference: TensorRecord | None, **stored: TensorData) -> Measurement:
-    """Measure with readers that know only what is given here; reading anything else fails the test."""
+    """Measure with readers that know only the tensors given here; reading anything else fails the test."""
     return measure_slot(pair(subject, reference), stored.__getitem__, stored.__getitem__)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the published standards against plain NumPy, and against hand-made tensors of which they are known."""
+"""Compare the figures of the published standards with plain NumPy, and with hand-made tensors whose figures are known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_equal_tensors_have_no_errors() -> None:
 
 
 def test_the_cosine_is_that_of_the_vectors() -> None:
-    """Upstream's is 1 whatever the vectors are."""
+    """Upstream's cosine is 1 for any vectors."""
     assert measure([1, 2, 3], [-1, -2, -3]).cosine == pytest.approx(-1)
     assert measure([1, 0], [0, 1]).cosine == 0
     assert measure([1, 1], [1, 0]).cosine == pytest.approx(math.sqrt(0.5))
@@ -50,7 +50,7 @@ def test_some_vectors_have_no_cosine(subject: list[float], golden: list[float]) 
 
 
 def test_figures_by_hand() -> None:
-    """float16: small is up to 1e-3, wrong there beyond 1e-5; elsewhere beyond a thousandth."""
+    """For float16, small is up to 1e-3, and wrong there is beyond 1e-5; elsewhere beyond a thousandth."""
     golden = np.array([1.0, 2.0, -4.0, 5e-4, 6e-4, 7e-4])
     subject = golden + np.array([0.5, -0.001953125, 0.0, 2e-5, 0.0, 0.0])
     found = measure(np.float16(subject), golden, "float16")

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -22,7 +23,7 @@ ARRAYS = hnp.arrays(np.float32, st.integers(1, 30), elements=ANY)
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    """Unrelated tensors, and tensors that differ in a few places or by a small factor."""
+    """Draw unrelated tensors, and tensors that differ in a few places or by a small factor."""
     one = draw(ARRAYS)
     kind = draw(st.sampled_from(["unrelated", "some places", "factor"]))
     if kind == "unrelated":
@@ -66,7 +67,7 @@ def test_never_above_it_with_foreign_statistics(both: tuple[np.ndarray, np.ndarr
     taken = draw.draw(st.sets(st.sampled_from(["min", "max", "mean", "rms"]), min_size=1))
 
     def foreign(tensor: object) -> Summary:
-        """As other tools take them: reductions in the tensor's own dtype, NaN let through, no counts."""
+        """Summarise as other tools do: reductions in the tensor's own dtype, NaN let through, no counts."""
         statistics = {
             "min": tensor.min().item(),  # type: ignore[attr-defined]
             "max": tensor.max().item(),  # type: ignore[attr-defined]
@@ -191,6 +192,17 @@ def test_complex_statistics_of_different_tools_do_not_compare() -> None:
     found = measure_summaries("complex64", Summary(4, max=2.0), "complex64", native(data([1j], "complex64")), None)
     assert isinstance(found, NotMeasured)
     assert "complex" in found.reason
+
+
+@pytest.mark.parametrize("value", [3.3581858e-32, 1e-22, 3e-20])
+def test_a_norm_whose_squares_underflow_is_allowed_what_it_lost(value: float) -> None:
+    tensor = torch.full((2,), value)
+    foreign = Summary(2, min=value, max=value, mean=value, rms=tensor.norm().item() / math.sqrt(2))
+    ours = summarize("float32", tensor.numpy().view(np.uint8))[0]
+    for sides in ((foreign, ours), (ours, foreign)):
+        found = measure_summaries("float32", sides[0], "float32", sides[1], equal=None)
+        assert isinstance(found, SummaryMeasurement)
+        assert found.distance < 1e-6
 
 
 @pytest.mark.parametrize("end", [-1, 1])

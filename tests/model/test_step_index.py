@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a step: against a naive reference on any records, and against what simulated programs really did."""
+"""Hold the index of a step against a naive reference on any records, and against the true course of simulated programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class Tensor(NamedTuple):
-    """What a slot shows of a tensor."""
+    """The facts that a slot shows of a tensor."""
 
     bits: str
     shape: Shape = (2, 3)
@@ -124,7 +124,7 @@ class Naive:
         return self.birth(places[-1]) if places else None
 
     def _birth(self, place: Place) -> Place | None:
-        """Where the value of a slot was made or first seen."""
+        """Return where the value of a slot was made or first seen."""
         at = place[0]
         key = self.key(place)
         if key is None:
@@ -227,13 +227,13 @@ def test_every_chain_of_views_ends(records: list[CallRecord]) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """A tensor of a simulated program: its memory, and which way it looks at it."""
+    """A tensor of a simulated program: its memory, and the view through which it looks at it."""
 
     memory: int
     way: str
 
     def shown(self, versions: dict[int, int], *, keeps: bool) -> Tensor:
-        """As a record shows it: another way has other bits, another shape the same."""
+        """Return the bits and shape that a record shows: another view has other bits, another shape the same."""
         version = f"{self.memory}v{versions[self.memory]}"
         bits, shape = {"whole": (version, (2, 3)), "turned": (f"{version}t", (3, 2)), "flat": (version, (6,))}[self.way]
         view = {"whole": "2x3", "turned": "3x2:1x3:0", "flat": "6"}[self.way]
@@ -241,7 +241,9 @@ class Seen:
 
 
 class Truth(NamedTuple):
-    """Of one slot: who made the value, whose memory it looks at in which version, and whether a call made that in this step."""
+    """The truth about one slot: who made the value, whose memory it looks at in which version, and whether a call made that in this
+    step.
+    """
 
     maker: int
     memory: int
@@ -252,7 +254,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["make", "view", "flatten", "write", 
 
 
 def run_program(steps: Sequence[tuple[str, int]], *, keeps: bool) -> tuple[list[CallRecord], list[list[Truth]]]:
-    """The records of a random program with views, writes in place and shared memory, and the truth of each of their slots."""
+    """Run a random program with views, writes in place and shared memory; return its records, and the truth of each of their slots."""
     versions: dict[int, int] = {0: 0}
     tensors = [Seen(0, "whole")]
     makers: dict[tuple[Seen, int], int] = {}
@@ -356,7 +358,7 @@ def test_what_a_module_returns_was_made_inside_it(is_first: bool) -> None:
 
 
 def small_step() -> list[CallRecord]:
-    """x -> linear -> t (no backward record) -> two users; one of them twice."""
+    """Make a step: x -> linear -> t (no backward record) -> two users; one of them twice."""
     h, turned = Tensor("h"), Tensor("t", (3, 2))
     start = replace(call("state.parameters", phase="start", level="state"), slots=tuple(named("parameter", "w", Tensor("w"))))
     forward = [

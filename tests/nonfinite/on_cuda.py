@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch on a CUDA device: `python tests/nonfinite/on_cuda.py FOLDER`. It ends with code 1 if anything is wrong.
+"""Hunt on a CUDA device: `python tests/nonfinite/on_cuda.py FOLDER`. It ends with code 1 if anything is wrong.
 
 No test runs it, since the machines that run the tests have no such device. It tries the faulty and the harmless programs call by call,
-checks that training a model under the watch never makes the host wait, and that every program of tests/harmless gives the same bits as
+checks that training a model under the hunt never makes the host wait, and that every program of tests/harmless gives the same bits as
 without it.
 """
 
@@ -31,7 +31,7 @@ from tests.nonfinite.programs import FAULTY, HARMLESS, Expected
 from ulpscope.model import NonFinite, NonFiniteReport
 from ulpscope.workflows.nonfinite import find_nonfinite
 
-# What a device's own kernels do otherwise: no fault of the watch.
+# Results of a device's own kernels that differ: no fault of the hunt.
 DIFFERENT_THERE = {"every_target_ignored"}
 
 
@@ -90,7 +90,7 @@ class Block(nn.Module):
 
 
 def check_waiting(folder: Path, calls: bool | None) -> list[str]:
-    """Anything that makes the host wait for the device is an error while the healthy steps run."""
+    """Raise an error if anything makes the host wait for the device while the healthy steps run."""
     model = nn.Sequential(*(Block() for _ in range(12))).to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     data = torch.randn(8, 32, 64, device="cuda", dtype=torch.bfloat16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch on the emulated device: `on_npu.py FOLDER` prints what was found, and how often the device was waited for, as JSON."""
+"""Hunt on the emulated device: `on_npu.py FOLDER` prints the events, and how often the device was waited for, as JSON."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def train(folder: Path, fault: Any, calls: bool | None) -> dict[str, Any]:
 
 
 def again(folder: Path) -> dict[str, Any]:
-    """A kernel that fails twice, in a training that leaves out steps whose loss is not finite."""
+    """Train with a kernel that fails twice, leaving out steps whose loss is not finite."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(3))).to("npu")
     optimizer = torch.optim.AdamW(model.parameters())

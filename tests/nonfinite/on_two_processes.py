@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of two processes whose second makes an infinite gradient: `on_two_processes.py RANK FOLDER`, once by DDP and once by hand."""
+"""Run one of two processes whose second makes an infinite gradient: `on_two_processes.py RANK FOLDER`, once by DDP and once by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import ulpscope
 
 
 class Rooted(nn.Module):
-    """The slope of a square root at 0, on a batch that is all zeros."""
+    """Takes a square root at 0, where its slope is infinite: the batch is all zeros."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs that make inf or NaN in the ways that happen in practice, and programs that only look like it.
+"""List small programs that make inf or NaN in the ways that happen in practice, and programs that only look like it.
 
-Each is a function of `record`, which gives the context to train in, and is listed with what has to be found: the kind, the operation and
-the phase of the first maker, or None where nothing may be alarmed about.
+Each is a function of `record`, which gives the context to train in. It is listed with the event that the hunt has to find: the kind, the
+operation and the phase of the first maker, or None for a program that must raise no alarm.
 """
 
 from __future__ import annotations

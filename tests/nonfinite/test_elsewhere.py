@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch on an accelerator, which nobody waits for, and across processes."""
+"""Test the hunt on an accelerator, which nobody waits for, and across processes."""
 
 from __future__ import annotations
 

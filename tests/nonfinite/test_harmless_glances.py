@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a sum is all that is taken of a result, nothing changes either: the programs of tests/harmless, bitwise, from the first step on."""
+"""Where the hunt reads only sums, it changes nothing either: the programs of tests/harmless, bitwise, from the first step on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first maker is named in every faulty program, and nothing is said against the harmless ones: live, and from statistics afterwards."""
+"""The hunt names the first maker in every faulty program, and reports nothing in the harmless ones: live, and from statistics
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ WAYS = {"watched": {"watch": "nonfinite"}, "glancing": {"watch": "nonfinite"}, "
 
 @pytest.fixture(autouse=True)
 def at_a_glance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch takes ranges in the first step, where these programs go wrong; without them a sum has to tell."""
+    """The hunt takes ranges in the first step, where these programs go wrong; without them it has only sums."""
     if request.node.callspec.params["way"] == "glancing":
         monkeypatch.setattr("ulpscope.capture.nonfinite.hunt.takes_ranges", lambda step: False)
 

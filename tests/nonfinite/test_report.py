@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said: on the terminal, as JSON, as a page, by the command line, and from runs that other tools recorded."""
+"""Check the reports: on the terminal, as JSON, as a page, by the command line, and from runs that other tools recorded."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_the_finding_is_printed_at_the_end_of_a_run(tmp_path: Path, extra: tuple
 
 
 def steep(folder: Path, **options: Any) -> None:
-    """A float16 weight whose gradient is 4 x 100 x 300."""
+    """Train a float16 weight whose gradient is 4 x 100 x 300."""
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 1).half()
     with ulpscope.Capture(folder / "run", model, **options) as capture:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call did with non-finite values, by what it received and what it left."""
+"""Test the rule for one call: its passage, from the non-finite values that it received and left."""
 
 from __future__ import annotations
 

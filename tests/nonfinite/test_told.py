@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`NonFinite(on_event=...)`: whoever asks is told of each call while it happens, with its tensors, and may stop the program there."""
+"""`NonFinite(on_event=...)` is called for each event while its call happens, with the tensors, and may stop the program there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ulpscope.model import NonFinite, NonFiniteCall
 
 
 def as_older_tools(told: Any, **more: Any) -> NonFinite:
-    """What the overflow check of older tools asks for."""
+    """Return the options that the overflow check of older tools uses."""
     return NonFinite(limit=None, passed_on=True, saturation=True, ring=0, calls=True, at_once=True, on_event=told, **more)
 
 

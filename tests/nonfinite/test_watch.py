@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch as its user meets it: what it keeps, when it stops, and what it raises."""
+"""Test the hunt as its user meets it: the calls that it keeps, when it stops, and what it raises."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_modules_alone_are_watched_where_that_is_asked_for(tmp_path: Path) -> No
 
 
 def test_every_call_that_passes_it_on_can_be_kept_and_counted(tmp_path: Path) -> None:
-    """As the overflow check of older tools counts: the limit is one of calls, and reaching it raises."""
+    """The overflow check of older tools counts so: the limit is one of calls, and reaching it raises."""
 
     def middle(h: torch.Tensor) -> torch.Tensor:
         return torch.exp(h * 0 + 100) * 2 + 1
@@ -249,7 +249,7 @@ def test_what_was_swallowed_is_not_blamed_for_what_another_call_did(tmp_path: Pa
 
 
 def test_a_model_is_converted_while_its_graph_still_lives(tmp_path: Path) -> None:
-    """Torch swaps no parameter that somebody refers to weakly; what a watch remembers of a call refers to its parameters."""
+    """Torch swaps no parameter with a weak reference to it; the hunt's memory of a call refers to its parameters."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -270,7 +270,7 @@ def test_a_model_is_converted_while_its_graph_still_lives(tmp_path: Path) -> Non
 
 @pytest.fixture
 def at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step takes ranges, so that a sum has to tell in each."""
+    """Let no step take ranges, so that the hunt has only sums in each."""
     monkeypatch.setattr("ulpscope.capture.nonfinite.hunt.takes_ranges", lambda step: False)
 
 
@@ -321,7 +321,7 @@ def by_another(gradient: torch.Tensor) -> None:
 @pytest.mark.usefixtures("at_a_glance")
 @pytest.mark.parametrize("spoil", [by_version, silently, by_another])
 def test_a_gradient_that_was_clean_in_backward_is_read_again_if_somebody_wrote_to_it(tmp_path: Path, spoil: Any) -> None:
-    """Large ones are not, where nobody did."""
+    """Large gradients are not read again if nobody wrote to them."""
     model = nn.Linear(128, 128)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with ulpscope.Capture(tmp_path / "run", model, watch="nonfinite") as capture:

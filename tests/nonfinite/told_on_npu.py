@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch on the emulated device that stops the program at the call: prints which calls it was told of, and the line, as JSON."""
+"""Hunt on the emulated device, and stop the program at the call: print the reported calls, and the line, as JSON."""
 
 from __future__ import annotations
 

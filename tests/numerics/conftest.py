@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every implementation of the passes: NumPy, and the kernel (built afresh where it is older than its source) for each instruction set."""
+"""Provide every implementation of the passes: NumPy, and the kernel (built afresh where it is older than its source) for each instruction
+set.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def assert_same(found: Difference, expected: Difference) -> None:
 
 
 def related(dtype: str, numel: int, seed: int = 0) -> tuple[Raw, Raw]:
-    """Random bits, and the same with some low bits changed here and there."""
+    """Draw random bits, and the same with some low bits changed here and there."""
     rng = np.random.default_rng(seed)
     size = DTYPES[dtype].size_bytes
     left = np.frombuffer(rng.bytes(numel * size), np.uint8)

@@ -17,7 +17,7 @@ MASK = (1 << 64) - 1
 
 
 def by_the_letter(data: bytes) -> str:
-    """The specification in the slowest possible form."""
+    """Compute the specification in the slowest possible form."""
     data += bytes(-len(data) % 8)
     s0 = s1 = 0
     for j in range(len(data) // 8):

@@ -16,7 +16,7 @@ KERNELS = [None] if KERNEL is None else [None, KERNEL]
 
 @st.composite
 def views(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    """A view of some elements, made as users make them, and what it is a view of."""
+    """Draw a view of some elements, made as users make them, and its base."""
     size = draw(st.sampled_from([1, 2, 4, 8, 16]))
     shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
     base = np.arange(np.prod(shape) * size, dtype=np.uint8).view(f"V{size}").reshape(shape)

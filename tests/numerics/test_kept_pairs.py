@@ -40,7 +40,7 @@ def target(request: pytest.FixtureRequest, kernel: ctypes.CDLL) -> int:
 
 @pytest.fixture
 def keep(tmp_path: Path) -> Iterator[Keep]:
-    """Puts bytes into a file, behind what is there."""
+    """Append bytes to a file."""
     fd = os.open(tmp_path / "kept", os.O_RDWR | os.O_CREAT)
 
     def into_file(data: bytes, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None, first: int = 0) -> Kept:
@@ -53,7 +53,7 @@ def keep(tmp_path: Path) -> Iterator[Keep]:
 
 
 def two_sides(dtype: str, numel: int, seed: int = 0) -> tuple[bytes, bytes]:
-    """Numbers near one, of which every third is a little off on the other side."""
+    """Make numbers near one, every third of which is a little off on the other side."""
     size = DTYPES[dtype].size_bytes
     values = np.random.default_rng(seed).normal(size=numel * size // 4).astype("<f4")
     data = np.frombuffer(values.tobytes().ljust(numel * size, b"\0"), np.uint8)

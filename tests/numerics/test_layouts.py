@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What C, C++, Cython and Python share is what tools/layouts.py writes."""
+"""Check that tools/layouts.py writes the layouts that C, C++, Cython and Python share."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values at the ends of their range: every 16-bit pattern, thresholds hit exactly, and the same bits from each instruction set."""
+"""Test values at the ends of their range: every 16-bit pattern, thresholds hit exactly, and the same bits from each instruction set."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_8_bit_pattern_against_every_other(implementation: Implementation,
 
 
 def sample(kind: str, dtype: str, numel: int = 5000) -> tuple[Raw, Raw]:
-    """Pairs that take every way through the pass: nearly equal, at a threshold, far apart, huge, subnormal, zero, not finite."""
+    """Draw pairs that take every way through the pass: nearly equal, at a threshold, far apart, huge, subnormal, zero, not finite."""
     rng = np.random.default_rng(len(kind))
     y = rng.standard_normal(numel)
     y[::7] = 0.0

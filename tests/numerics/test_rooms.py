@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is used again: never while somebody still looks at it."""
+"""Memory is used again, but never while somebody still holds a view of it."""
 
 from __future__ import annotations
 

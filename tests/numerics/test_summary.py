@@ -22,7 +22,7 @@ EVERY_IMPLEMENTATION = settings(suppress_health_check=[HealthCheck.function_scop
 
 
 def by_the_letter(dtype: str, raw: Raw) -> Summary:
-    """The definitions in the slowest possible form."""
+    """Compute the definitions in the slowest possible form."""
     values = [float(value) for value in widen(real_dtype(dtype), reals(dtype, raw))]
     ordered = [value for value in values if not math.isnan(value)]
     finite = [value for value in ordered if not math.isinf(value)]
@@ -146,7 +146,7 @@ def test_unaligned_memory(implementation: Implementation, offset: int) -> None:
 
 
 def test_a_thread_that_flushes_subnormals_sees_the_same(implementation: Implementation) -> None:
-    """NumPy's conversions flush, so there it is true of the counts and the fingerprint only."""
+    """NumPy's conversions flush, so there the test holds for the counts and the fingerprint only."""
     torch = pytest.importorskip("torch")
     raw = {name: np.arange(900, dtype=unsigned).view(np.uint8) for name, unsigned in (("float32", "<u4"), ("float16", "<u2"))}
 

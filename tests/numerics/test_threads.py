@@ -17,7 +17,7 @@ PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uin
 
 
 class Runner:
-    """What an OpenMP runtime does, with threads of Python."""
+    """Runs jobs as an OpenMP runtime does, with threads of Python."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs under a Python that has mindstudio-probe: converts dump files with its code, without CANN.
+"""Run under a Python that has mindstudio-probe: convert dump files with its code, without CANN.
 
     python acl_peer.py FORMAT OUT FILE ...
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes dump files of Ascend for the tests, from the description of the format alone.
+"""Write dump files of Ascend for the tests, from the description of the format alone.
 
 Nothing here is shared with the reader: each layout is written element by element, from the sentence that says where an element lies.
 """
@@ -56,7 +56,7 @@ class Described:
 
 
 def described(array: Array, **options: Any) -> Described:
-    """A NumPy array as it is."""
+    """Describe a NumPy array as it is."""
     settings: dict[str, Any] = {"dtype": array.dtype.name, "shape": array.shape, "original_shape": array.shape} | options
     return Described(np.ascontiguousarray(array).tobytes(), **settings)
 
@@ -74,7 +74,7 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """A field of proto3: the default is not written."""
+    """Write a field of proto3: the default is not written."""
     return varint(field << 3) + varint(value) if value else b""
 
 
@@ -133,7 +133,7 @@ def header(
     attributes: dict[str, str] | None = None,
     with_data: bool = False,
 ) -> bytes:
-    """Outputs stand before inputs, as the message numbers them."""
+    """Write the header; outputs stand before inputs, as the message numbers them."""
     return (
         text(1, "2.0")
         + number(2, 1675157077183551)
@@ -148,7 +148,9 @@ def header(
 
 
 def dump_bytes(inputs: Sequence[Described] = (), outputs: Sequence[Described] = (), **options: Any) -> bytes:
-    """A whole file: length, header, inputs, outputs, buffers, workspaces; last the arguments of a failed kernel, which are inputs too."""
+    """Write a whole file: length, header, inputs, outputs, buffers, workspaces; last the arguments of a failed kernel, which are inputs
+    too.
+    """
     head = header(inputs, outputs, **options)
     content = b"".join(tensor.data for tensor in (*inputs, *outputs) if not (tensor.left_out or tensor.input_type == 1))
     extra = b"".join((*options.get("buffers", ()), *options.get("spaces", ())))
@@ -157,7 +159,7 @@ def dump_bytes(inputs: Sequence[Described] = (), outputs: Sequence[Described] = 
 
 
 def old_bytes(inputs: Sequence[Described] = (), outputs: Sequence[Described] = (), **options: Any) -> bytes:
-    """The form without a length, with the values inside the message."""
+    """Write the form without a length, with the values inside the message."""
     return header(inputs, outputs, with_data=True, **options)
 
 
@@ -166,7 +168,7 @@ def tagged(tag: int, content: bytes) -> bytes:
 
 
 def nano_bytes(inputs: Sequence[Described] = (), outputs: Sequence[Described] = (), *, name: str = "original") -> bytes:
-    """The form without protobuf."""
+    """Write the form without protobuf."""
 
     def shapes(tensor: Described) -> bytes:
         dims = (struct.pack(f"<{len(sizes)}Q", *sizes) for sizes in (tensor.shape, tensor.original_shape))
@@ -197,7 +199,7 @@ def _up(size: int, block: int) -> int:
 
 
 def _laid(array: Array, shape: Sequence[int], index: Callable[..., int | None]) -> Array:
-    """Values at the flat position that `index` gives for their coordinates; the rest is zero."""
+    """Lay values at the flat position that `index` gives for their coordinates; the rest is zero."""
     out = np.zeros(math.prod(shape), array.dtype)
     for at in np.ndindex(*array.shape):
         out[index(*at)] = array[at]
@@ -213,7 +215,7 @@ def _flat(shape: Sequence[int], *at: int) -> int:
 
 
 def fractal_nz(array: Array, w0: int = 16) -> Array:
-    """(h, w) of the last two axes lies at [w//W0, h//16, h%16, w%W0]; a row is a matrix of height 1."""
+    """Put (h, w) of the last two axes at [w//W0, h//16, h%16, w%W0]; a row is a matrix of height 1."""
     matrix = array.reshape(1, -1) if array.ndim == 1 else array
     *lead, height, width = matrix.shape
     shape = (*lead, _up(width, w0), _up(height, 16), 16, w0)
@@ -246,7 +248,7 @@ def c1hwnc0(nchw: Array, c0: int = 16) -> Array:
 
 
 def c1hwncoc0(nchw: Array, c0: int = 16) -> Array:
-    """Only where the last two coordinates are equal is there a value."""
+    """Put values only where the last two coordinates are equal."""
     n, c, h, w = nchw.shape
     shape = (_up(c, c0), h, w, n, c0, c0)
     return _laid(nchw, shape, lambda n, c, h, w: _flat(shape, c // c0, h, w, n, c % c0, c % c0))
@@ -273,7 +275,7 @@ def fractal_z_3d(ncdhw: Array, c0: int = 16) -> Array:
 
 
 def fractal_z_c04(nchw: Array, c0: int = 16) -> Array:
-    """Up to four channels, padded to four, run fastest in a row of H, W and C."""
+    """Put up to four channels, padded to four, in a row of H, W and C, where they run fastest."""
     n, _, h, w = nchw.shape
     shape = (_up(4 * h * w, c0), _up(n, 16), 16, c0)
 
@@ -285,7 +287,7 @@ def fractal_z_c04(nchw: Array, c0: int = 16) -> Array:
 
 
 def grouped_fractal_z(nchw: Array, groups: int, c0: int = 16) -> Array:
-    """Weights of a grouped convolution: as many groups as fill whole blocks lie in one block, along its diagonal."""
+    """Lay weights of a grouped convolution: as many groups as fill whole blocks lie in one block, along its diagonal."""
     return grouped_fractal_z_3d(nchw[:, :, None], groups, c0)
 
 
@@ -309,32 +311,34 @@ def grouped_fractal_z_3d(ncdhw: Array, groups: int, c0: int = 16) -> Array:
 
 
 def bfloat16_bits(values: Array) -> Array:
-    """The upper half of float32; the values have to be representable."""
+    """Return the upper half of float32; the values have to be representable."""
     bits = values.astype("<f4").view("<u4")
     assert not (bits & 0xFFFF).any()
     return (bits >> 16).astype("<u2")
 
 
 def packed(codes: Sequence[int], bits: int) -> bytes:
-    """Codes of less than a byte, the first in the lowest bits."""
+    """Pack codes of less than a byte, the first in the lowest bits."""
     out = bytearray(_up(len(codes) * bits, 8))
     for at, code in enumerate(codes):
         out[at * bits // 8] |= (code & (1 << bits) - 1) << at * bits % 8
     return bytes(out)
 
 
-# What the device tells of an overflow.
+# Overflows, as the device writes them.
 
 
 def overflow_output(unit: int, words: Sequence[int], version: int = 0, valid: int = 1) -> bytes:
-    """The newer form: six 32-bit numbers, then 64-bit ones."""
+    """Write the newer form: six 32-bit numbers, then 64-bit ones."""
     return struct.pack("<IIIIII", 0x5A5A5A5A, version, valid, unit, 0, 8 * len(words)) + struct.pack(f"<{len(words)}Q", *words)
 
 
 def old_overflow_output(
     *, dha: Sequence[int] = (), l2: Sequence[int] = (), core: Sequence[int] = (), statuses: Sequence[int] = (0, 0, 0)
 ) -> bytes:
-    """The older form, 2048 bytes: who for each of three units, then the status of each; a core's behind its code and block."""
+    """Write the older form, 2048 bytes: the task of each of three units, then the status of each; a core's status behind its code and
+    block.
+    """
     out = bytearray(2048)
     for at, words in ((0, dha), (128, l2), (256, core)):
         struct.pack_into(f"<{len(words)}Q", out, at, *words)
@@ -345,7 +349,7 @@ def old_overflow_output(
 
 
 def overflow_bytes(data: bytes) -> bytes:
-    """An Opdebug file: an ordinary dump with the tale as its output."""
+    """Write an Opdebug file: an ordinary dump whose output describes the overflow."""
     return dump_bytes(outputs=[Described(data, dtype="uint8", shape=(len(data),))], op_name="Node_OpDebug")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every layout that is undone, against the writer of the tests, which writes them element by element."""
+"""Undo every layout and compare with the writer of the tests, which writes them element by element."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ blocks = st.sampled_from([8, 16, 32])
 
 
 def numbered(*shape: int, dtype: str = "int32") -> np.ndarray[Any, Any]:
-    """Values that are all different and none of which is the padding."""
+    """Make values that are all different and never equal to the padding."""
     return (np.arange(math.prod(shape)) + 1).astype(dtype).reshape(shape)
 
 
 def stored(folder: Path, array: np.ndarray[Any, Any], format: str, original: tuple[int, ...], **options: Any) -> AclTensor:
-    """The tensor as it comes back from a file."""
+    """Return the tensor as it comes back from a file."""
     file = folder / "Conv2D.conv.1.2.1675157077183551"
     file.write_bytes(writer.dump_bytes(outputs=[writer.described(array, format=format, original_shape=original, **options)]))
     return read_acl_file(file).tensors[0]

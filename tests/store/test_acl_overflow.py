@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opdebug files: what the device tells of an overflow."""
+"""Opdebug files: the overflows that a device reports."""
 
 from __future__ import annotations
 

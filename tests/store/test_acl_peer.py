@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions of mindstudio-probe beside ours, on the same files. Needs a Python with mindstudio-probe, named by ULPSCOPE_PEER_PYTHON."""
+"""Compare conversions of mindstudio-probe with ours, on the same files. Needs a Python with mindstudio-probe, named by
+ULPSCOPE_PEER_PYTHON.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ CASES: dict[str, tuple[str, list[Described]]] = {
 
 
 def converted(folder: Path, format: str, tensors: list[Described]) -> tuple[list[Any], list[Any]]:
-    """Each tensor as the peer has it, and as we do."""
+    """Return each tensor as the peer converts it, and as we do."""
     file = folder / "Conv2D.conv.1.2.1675157077183551"
     file.write_bytes(writer.dump_bytes(outputs=tensors))
     out = folder / "out"

@@ -34,7 +34,7 @@ def write(folder: Path, name: str, content: bytes) -> Path:
 
 
 def write_net(folder: Path, wrong: float = 0.0) -> None:
-    """A product in FRACTAL_NZ and a sum that reads it; the later file has the name that sorts first."""
+    """Write a product in FRACTAL_NZ and a sum that reads it; the later file has the name that sorts first."""
     product = X @ W + np.float32(wrong)
     total = product + np.float32(1)
     inputs = [described(writer.fractal_nz(array), format="FRACTAL_NZ", original_shape=array.shape) for array in (X, W)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings of api_accuracy_checker: both styles of names, statistics and real data, and what broken ones get for an answer."""
+"""Recordings of api_accuracy_checker: both styles of names, statistics and real data, and the errors for broken ones."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_backward_file_leads_to_its_forward_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """Real data beside the json: one .pt, one .npy."""
+    """Write real data beside the json: one .pt, one .npy."""
     folder = tmp_path / "dump" / "forward_real_data"
     (folder / "rank7").mkdir(parents=True)
     torch.save(torch.arange(6.0).reshape(2, 3).bfloat16(), folder / "Functional*relu*0.0.pt")

@@ -367,7 +367,7 @@ def test_views_outlive_the_run_and_hold_no_mapping_once_dropped(path: Path) -> N
 
 
 def test_what_is_held_stays_as_it_was_read(path: Path) -> None:
-    """Tensors of middling size are read into memory that is used again, but not while somebody looks at it."""
+    """Tensors of medium size are read into memory that is used again, but not while somebody holds a view of it."""
     sink = one_step(path)
     keys = [str(sink.keep("uint8", (1 << 20,), bytes([number]) * (1 << 20))) for number in range(40)]
     sink.close()

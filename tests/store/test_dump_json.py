@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps of msprobe: what real ones say in our words, and what broken ones get for an answer."""
+"""Dumps of msprobe: real ones in our words, and the errors for broken ones."""
 
 from __future__ import annotations
 

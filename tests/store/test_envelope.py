@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The envelope file: what is written is read back, the same twice, and what is not ours is one sentence."""
+"""The envelope file: it is read back as written, the same twice, and a file that is not ours gets one sentence."""
 
 from __future__ import annotations
 

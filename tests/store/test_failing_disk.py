@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A failing disk raises OSError, costs only what it refused, and never spoils what was there."""
+"""A failing disk raises OSError, costs only the writes that it refused, and never spoils earlier ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write_order(sink: DirectorySink, step: int, order: int) -> None:
-    """A tensor and the record that names it, as capture writes them: what cannot be kept is None."""
+    """Write a tensor and the record that names it, as capture does: a tensor that cannot be kept is None."""
     tensor = example_tensor(100 * step + order, (40, 40))
     content = None
     with suppress(OSError):
@@ -35,7 +35,7 @@ def write_order(sink: DirectorySink, step: int, order: int) -> None:
 
 
 def readable(path: Path, step: int) -> list[int]:
-    """The orders that can be read, after checking every tensor they name."""
+    """Return the orders that can be read, after checking every tensor they name."""
     run = open_run(path)
     orders = []
     for record in run.records(0, step):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A .npy file gives the same tensor whether it is read by us or by NumPy; what we do not know is left to NumPy."""
+"""A .npy file gives the same tensor whether we read it or NumPy does; NumPy reads forms that we do not know."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq  # noqa: E402
 
 
 def written(tmp_path: Path, *summaries: Summary | None) -> Path:
-    """A run with one record for each summary; returns its Parquet copy."""
+    """Write a run with one record for each summary, and return its Parquet copy."""
     sink = DirectorySink(create_run(tmp_path / "run", RunInfo()), 0)
     sink.begin_step(0)
     for order, summary in enumerate(summaries):
@@ -132,7 +132,7 @@ def frame(value: Any) -> bytes:
 
 
 def encoded(records: Sequence[CallRecord]) -> list[bytes]:
-    """The frames of a step without its end, a stack in front of each call that has one."""
+    """Encode the frames of a step without its end, with a stack in front of each call that has one."""
     found = [frames.encode_start(3, 5)]
     for number, record in enumerate(records):
         if record.stack:
@@ -150,7 +150,7 @@ def table_of(tmp_path: Path, *pieces: bytes) -> list[dict[str, Any]]:
 
 
 def written_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Filled with the number of calls of each group that had to be encoded again."""
+    """Collect, for each group that had to be encoded again, its number of calls."""
     seen: list[int] = []
     again = call_groups._encoded_again
     monkeypatch.setattr(call_groups, "_encoded_again", lambda calls: (seen.append(len(calls)), again(calls))[1])
@@ -217,7 +217,7 @@ def test_a_step_like_ours_is_not_encoded_again(tmp_path: Path, monkeypatch: pyte
 
 
 def test_steps_that_resemble_each_other_keep_their_own_values(tmp_path: Path) -> None:
-    """Columns of the last step are used again only where this one tells the same."""
+    """Columns of the last step are used again only where the bytes of this one are the same."""
     calm = [example_record(order, slots=(tensor(), tensor((1,)))) for order in range(4)]
     loud = [
         replace(record, slots=tuple(replace(slot, summary=Summary(6, 7.0, num_zero=300), note="") for slot in record.slots))
@@ -300,7 +300,7 @@ def test_more_text_than_a_dictionary_holds(tmp_path: Path) -> None:
 @given(st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_frame_makes_it_read_elsewhere(tmp_path: Path, data: st.DataObject) -> None:
-    """A frame with a right checksum and wrong bytes is a table or an error of ours, and whatever it is, of no effect on the next."""
+    """A frame with a right checksum and wrong bytes gives a table or an error of ours, and has no effect on the next."""
     record = example_record(slots=(tensor(), tensor((1,), note="n", content="c")), stack=())
     start, good = encoded([record])
     body = bytearray(good[8:])

@@ -43,7 +43,7 @@ def write_dump(
 
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
-    """linear, x + 1 and its mirror, split and softmax with a keyword, forward and partly backward."""
+    """Write a dump of linear, x + 1 and its mirror, split and softmax with a keyword, forward and partly backward."""
     x = np.arange(6, dtype="f4").reshape(3, 2)
     arrays = {
         "Functional_linear_0_forward_input.0": x,

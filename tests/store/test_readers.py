@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every store owes its users, held against an example of each foreign format that `open_run` reads."""
+"""Hold every store to its contract, with an example of each foreign format that `open_run` reads."""
 
 from __future__ import annotations
 

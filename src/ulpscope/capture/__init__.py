@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live program to records: needs torch."""
+"""Turn a live program into records: needs torch."""
 
 from ulpscope.capture.active import is_one_active
 from ulpscope.capture.nonfinite.hunt_session import HuntSession

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session that this process is under: at most one, since what is patched twice cannot be put back in any order."""
+"""Know the session that this process is under. There is at most one: two sessions could not put their patches back in any order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_one_active() -> bool:
 
 
 def _deactivate_in_child() -> None:
-    """A forked worker has no business with its parent's run."""
+    """Deactivate the sessions in a forked worker: it has no business with its parent's run."""
     for session in list(_SESSIONS):
         session.deactivate()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every session does between `start` and `stop`: install, count steps, pause, fail without harm, and put everything back.
+"""Run a session between `start` and `stop`: install, count steps, pause, fail without harm, and put everything back.
 
-What is recorded or looked at, and when, is the business of the session that builds on this.
+The session that builds on this decides what is recorded or looked at, and when.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _FOLDER = str(Path(__file__).parent)
 
 
 class Session:
-    """One process between `start` and `stop`. With `find_steps` a step ends with each step of the first optimizer that steps;
-    otherwise when `step` is called. With `operators` an operator keeps the name that Python has for it, `Tensor.__add__`.
+    """A session in one process, between `start` and `stop`. With `find_steps` a step ends with each step of the first optimizer that steps;
+    otherwise when `step` is called. With `operators` an operator keeps Python's name for it, `Tensor.__add__`.
 
     A session that builds on this says what a step begins and ends with (`_open_step`, `_end_step`, `_close`), what to do around calls of
     modules, functions, backward passes, collectives and optimizers, and which mode sees the calls (`_new_mode`).
@@ -134,16 +134,16 @@ class Session:
         self._set_mode(on=self._is_recording or isinstance(self._mode, OpMode))
 
     def _see_pipelines(self) -> None:
-        """Record nothing of what a pipeline does to find out its shapes: it runs on memory that nobody wrote to."""
+        """Record nothing of the run by which a pipeline finds out its shapes: it computes on memory that was never written."""
         if not self._knows_pipelines:
             self._knows_pipelines = self._is_active and self._patches.pipelines(self._call_unseen)
 
     def _module_caller(self) -> Callable[..., Any]:
-        """What stands around every call of a module."""
+        """Return the function that stands around every call of a module."""
         return self._around_module
 
     def _set_mode(self, *, on: bool) -> None:
-        """Let our mode see the calls of this thread, or none, which then cost nothing."""
+        """Let our mode see the calls of this thread, or take it off so that they cost nothing."""
         if self._mode is None or not self._is_active or threading.get_ident() != self._thread:
             return
         if not on:
@@ -152,12 +152,14 @@ class Session:
             self._mode.__enter__()
 
     def _set_function_mode(self, *, on: bool) -> None:
-        """The same where it goes unnoticed: to move a mode of dispatch, those that the user entered later have to be left and entered."""
+        """Set a function mode on or off; leave a dispatch mode alone, since to move it the modes that the user entered later would have to
+        be left and entered.
+        """
         if isinstance(self._mode, FunctionMode):
             self._set_mode(on=on)
 
     def stop(self, *, complete: bool = True) -> None:
-        """Put back everything; the step under way is closed as complete unless the user's code failed in it."""
+        """Put everything back; the step under way is closed as complete unless the user's code failed in it."""
         if not self._is_active:
             return
         self._is_active = False
@@ -170,7 +172,7 @@ class Session:
         self._safety.run("close the run", self._close, complete)
 
     def _see_nothing_more(self) -> None:
-        """Take the patches and the mode off; what was seen can still be closed."""
+        """Take the patches and the mode off; calls seen so far can still be closed."""
         self._is_recording = False
         self._patches.undo()
         self._knows_pipelines = False
@@ -212,13 +214,13 @@ class Session:
 
     @property
     def is_recording(self) -> bool:
-        """Whether calls of this thread are seen right now."""
+        """Tell whether calls of this thread are seen right now."""
         return self._is_recording and (threading.get_ident() == self._thread or graph_task() != -1) and not is_jit_tracing()
 
     # ---- steps that are found
 
     def _tick(self, optimizer: Any) -> None:
-        """An optimizer has stepped: the first one that ever does is the clock."""
+        """Take an optimizer's step as the tick of the clock: the first optimizer that ever steps is the clock."""
         if self._find_steps and self._is_active and threading.get_ident() == self._thread:
             if self._clock is None:
                 self._clock = weakref.ref(optimizer)
@@ -235,7 +237,7 @@ class Session:
         return result
 
     def _note_idle_patterns(self) -> None:
-        """Tell of patterns that chose nothing: a selection with a spelling mistake records nothing, and looks like a recording."""
+        """Note patterns that chose nothing: a selection with a spelling mistake records nothing, and looks like a recording."""
         for pattern in self._selection.idle_patterns:
             self._sink.note(LedgerEntry(what=f"find what {pattern!r} selects", why="it matched nothing that the program did"))
 
@@ -252,13 +254,13 @@ class Session:
             self._spoken.name = None
 
     def _spoken_name(self, op: str) -> str:
-        """What the user wrote, where the call is the one that an operator makes."""
+        """Return the operator that the user wrote, if this call is the one that an operator makes."""
         spoken = getattr(self._spoken, "name", None)
         self._spoken.name = None
         return spoken or op
 
     def _call_unseen(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run something without our mode: its calls are not seen, and some modules compute otherwise where any mode is active."""
+        """Run a function without our mode: its calls are not seen, and some modules compute otherwise where any mode is active."""
         was_recording, self._is_recording = self._is_recording, False
         removed = remove_mode(self._mode) if self._mode is not None else False
         try:
@@ -271,7 +273,7 @@ class Session:
 
 @functools.cache
 def _keep_ours_from_compiler() -> None:
-    """Tell torch.compile, which looks at every frame that runs while it is on, that those of this package are none of the user's."""
+    """Tell torch.compile, which looks at every running frame while it is on, that frames of this package are not the user's."""
     loaded = [module for name, module in list(sys.modules.items()) if name.startswith(__package__ + ".")]
     ours = [module for module in loaded if isinstance(module, ModuleType)]
     for value in [value for module in ours if module is not patching for value in list(vars(module).values())]:
@@ -282,7 +284,7 @@ def _keep_ours_from_compiler() -> None:
 
 
 def has_fast_path(module: torch.nn.Module) -> bool:
-    """Whether a module would use a fused kernel that it gives up when any torch function mode is active."""
+    """Tell whether a module would use a fused kernel that it gives up when any torch function mode is active."""
     if module.training or not isinstance(module, FUSED_MODULES):
         return False
     return not torch.is_grad_enabled() or not any(
@@ -291,5 +293,5 @@ def has_fast_path(module: torch.nn.Module) -> bool:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a module runs code that torch compiled or scripted: none of its calls pass where calls are seen."""
+    """Tell whether a module runs code that torch compiled or scripted: our modes and patches see none of its calls."""
     return "_orig_mod" in module._modules or module._compiled_call_impl is not None or isinstance(module, torch.jit.ScriptModule)

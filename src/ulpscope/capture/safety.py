@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failing without harm: what goes wrong in our own work is written to the ledger and warned about once, and training goes on.
+"""Fail without harm: an error in our own work is written to the ledger and warned about once, and training goes on.
 
-What a signal handler of the program raises while our work is under way is no failure of ours, and passes through.
+An error that a signal handler of the program raises while our work is under way is no failure of ours, and passes through.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OURS = str(Path(__file__).parents[1])
 
 
 class Safety:
-    """Runs our own work; `is_broken` once the disk has failed, after which nothing more is to be recorded."""
+    """Runs our own work; `is_broken` is true once the disk has failed, and then nothing more is recorded."""
 
     def __init__(self, sink: Sink) -> None:
         self.is_broken = False
@@ -32,7 +32,7 @@ class Safety:
         self._num_failures = 0
 
     def run(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of our own work, or None and a line in the ledger."""
+        """Run our own work and return its result, or None after a line in the ledger."""
         try:
             with without_function_modes():
                 return function(*args)
@@ -41,7 +41,7 @@ class Safety:
             return None
 
     def failed(self, what: str, error: Exception) -> None:
-        """Write down what could not be done."""
+        """Write down a failure of our own work."""
         let_pass(error)
         self._num_failures += 1
         is_disk = isinstance(error, OSError)
@@ -67,7 +67,7 @@ class Safety:
 
 
 def let_pass(error: BaseException) -> None:
-    """Raise what a signal handler of the program raised, such as a time limit that ended while our own work was under way."""
+    """Raise an error that a signal handler of the program raised, such as a time limit that ended while our own work was under way."""
     for each in _chain(error):
         traceback = each.__traceback__
         while traceback is not None:
@@ -77,7 +77,7 @@ def let_pass(error: BaseException) -> None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that it was made of."""
+    """Yield an error, and the errors that caused it."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -87,7 +87,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_signal_handler(frame: FrameType) -> bool:
-    """Whether Python itself called this function of the program: it then gives a number, and the frame that it interrupted."""
+    """Tell whether Python itself called this function of the program: it then passes a number, and the frame that it interrupted."""
     code, interrupted = frame.f_code, frame.f_back
     if interrupted is None or code.co_filename.startswith(_OURS):
         return False

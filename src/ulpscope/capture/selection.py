@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded: steps, ranks and patterns.
+"""Select what is recorded: steps, ranks and patterns.
 
 One pattern is one of
 
@@ -10,8 +10,8 @@ One pattern is one of
     phase:backward   slot:output*   only this phase; only these slots (`slot:none` for no slot at all)
     !PATTERN                        not this
 
-Patterns of names, modules and ranges add up; phases and slots narrow what these picked. `@file` reads patterns from a
-file, one a line, `#` begins a comment. In code a pattern may also be a function of the module and the call.
+Patterns of names, modules and ranges add up; phases and slots narrow that selection. `@file` reads patterns from a file, one a line, `#`
+begins a comment. In code a pattern may also be a function of the module and the call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Range:
 
 @dataclass(slots=True)
 class Selection:
-    """Which steps, ranks, calls, phases and slots are recorded.
+    """The steps, ranks, calls, phases and slots that are recorded.
 
     >>> Selection.parse(select="module:layers.1").wants_call("layers.1.mlp", CallName("functional.gelu", 0))
     True
@@ -99,7 +99,7 @@ class Selection:
         return self.phases is None or phase in self.phases
 
     def wants_call(self, module: str, call: CallName) -> bool:
-        """Whether a call is recorded; to be asked once for each call in execution order, since ranges count."""
+        """Tell whether a call is recorded; ask once for each call in execution order, since ranges count."""
         if not self.names and not self.without:
             return True
         wanted = [matcher(module, call) for matcher in self.names]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One capture under way: it owns every mode, patch and counter, and writes to a sink.
+"""Run one capture: own every mode, patch and counter, and write to a sink.
 
-The user's call always runs, exactly once, outside of everything that can fail here. What fails here is written to the ledger, warned about
-once, and training goes on.
+The user's call always runs, exactly once, outside of everything that can fail here. A failure here is written to the ledger and warned
+about once, and training goes on.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ CaptureLevel: TypeAlias = Literal["api", "module", "both", "op"]
 
 
 class CaptureSession(Session):
-    """Records what one process does between `start` and `stop`.
+    """Records one process between `start` and `stop`.
 
     With `operators` an operator has a count of its own. `functions` are functions of Python that no mode sees, as owner, attribute and the
-    name that their calls get; what they call is not recorded.
+    name of their calls; calls inside them are not recorded.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class CaptureSession(Session):
         self._has_units = True
 
     def take_apart(self) -> None:
-        """Record what is inside every module again."""
+        """Record the calls inside every module again."""
         self._units.clear()
         self._has_units = False
 
     def _guard_writes(self) -> None:
-        """Have whoever writes announced, so that tensors on a device can be read many at a time."""
+        """Have calls that write announced, so that tensors on a device can be read many at a time."""
         if self._mode is None and self._write_guard is not None and self._recorder.has_devices:
             self._mode = self._write_guard
             self._recorder.is_patient = True
@@ -179,7 +179,7 @@ class CaptureSession(Session):
 
     def _see_pipelines(self) -> None:
         super()._see_pipelines()
-        if self._level == "op" and not self._knows_allocations:  # the calls between that and the first write are seen there alone
+        if self._level == "op" and not self._knows_allocations:  # only at that level are the calls between allocation and first write seen
             self._knows_allocations = self._is_active and self._patches.allocations(self._around_allocation)
 
     def _around_allocation(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -200,9 +200,9 @@ class CaptureSession(Session):
         frame: FrameType | None = None,
         written: frozenset[int | str] = frozenset(),
     ) -> OpenCall | None:
-        """Take down what is known before a call; None where it is not recorded.
+        """Take down the facts before a call; None if the call is not recorded.
 
-        `written` names arguments that the call is known to write to, where their version does not tell.
+        `written` names arguments that the call is known to write to, if their version does not show it.
         """
         if not self.is_recording:
             return None
@@ -224,20 +224,20 @@ class CaptureSession(Session):
         return opened
 
     def lend_memory(self, args: tuple[Any, ...]) -> None:
-        """The memory of a tensor is handed to somebody who may write to it unseen."""
+        """Note that the memory of a tensor is handed to code that may write to it unseen."""
         if self.is_recording:
             self._safely("forget what memory was never written to", self._recorder.lend, args)
 
     def close_call(self, opened: OpenCall, result: Any) -> None:
-        """Take down what a call returned."""
+        """Take down the results of a call."""
         self._safely(f"record the outputs of {opened.op}", self._recorder.close, opened, result)
 
     def expect_below(self, opened: OpenCall, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operation below Python that communicates is about to be called."""
+        """Prepare for an operation below Python that communicates: leave out the values that it writes over."""
         self._safely(f"look at what {func} writes over", self._leave_out, opened, overwritten_below, func, args, kwargs)
 
     def launch_below(self, op: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """An operation below Python that communicates has returned, maybe before it is done."""
+        """Follow an operation below Python that communicates and has returned, maybe before it is done."""
         if self._is_active:
             self._safely(f"follow {op}", self._follow_below, op, func, args, kwargs, result)
 
@@ -256,7 +256,7 @@ class CaptureSession(Session):
     def run_whole(
         self, op: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, level: Level = "api"
     ) -> Any:
-        """Run something that holds a part of the user's program, and record it as one call, with nothing inside it."""
+        """Run a function that holds a part of the user's program, and record it as one call, with nothing inside it."""
         if not self.is_recording:
             return function(*args, **kwargs)
         opened: OpenCall | None = self._safely(f"record the inputs of {op}", self._recorder.open, op, args, kwargs, level)
@@ -269,7 +269,7 @@ class CaptureSession(Session):
     # ---- what the patches call
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.is_recording or is_tracing_graph():  # a compiler that runs a part on stand-ins minds modes that come and go
+        if not self.is_recording or is_tracing_graph():  # a compiler that runs a part on stand-ins is disturbed by modes that come and go
             return original(module, *args, **kwargs)
         is_outermost = self._modules.is_empty()
         if is_outermost:
@@ -394,9 +394,9 @@ class CaptureSession(Session):
     def _follow(
         self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, opened: OpenCall | None
     ) -> None:
-        """A collective has returned: write down what it gave, or what has to be waited for."""
+        """Record the results of a collective that has returned, or follow the memory that has to be waited for."""
         op, recorder = f"distributed.{name}", self._recorder
-        if "." in name:  # what it gives is what it returns
+        if "." in name:  # its results are what it returns
             memory = [asynchronous_memory(tensor) for _, tensor in tensors_in(result, "output")]
             if any(memory):
                 recorder.launch(op, [each[0] for each in memory if each is not None])
@@ -428,7 +428,7 @@ class CaptureSession(Session):
         return result
 
     def _landed(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """The program has waited for something, or asked whether it is done."""
+        """Handle the return of a waiting function: the program has waited for memory or a handle, or asked whether it is done."""
         if name == "get_future":
             self._recorder.flights.follow(args[0], result)
             self._patches.handles(type(result), self._around_wait)
@@ -461,7 +461,7 @@ class CaptureSession(Session):
         if self._wants_optimizer(optimizer):
             self._safely("record the gradients of an optimizer", self._take_gradients, optimizer)
         if _calls_nothing_of_users(optimizer, args, kwargs):
-            self._set_function_mode(on=False)  # it asks each parameter for a dozen facts, and a mode sees every question
+            self._set_function_mode(on=False)  # the optimizer asks each parameter for a dozen facts, and a mode sees every question
 
     def _wants_optimizer(self, optimizer: Any) -> bool:
         return self.is_recording and self._selection.wants_phase("optimizer") and self._optimizers.wants(optimizer)
@@ -472,7 +472,7 @@ class CaptureSession(Session):
         self._recorder.read_all()
 
     def _read_before_change(self) -> None:
-        """Something begins whose calls nobody announces: what was taken has to be read before."""
+        """Read waiting tensors before calls begin that nobody announces."""
         if self._recorder.is_pending:
             self._safely("read tensors before they change", self._recorder.read_all)
 
@@ -493,7 +493,7 @@ class CaptureSession(Session):
 
 
 def _calls_nothing_of_users(optimizer: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a step of this optimizer is torch's own business from its beginning to its end: no closure, no hooks."""
+    """Tell whether a step of this optimizer is torch's own business from beginning to end: no closure, no hooks."""
     if not type(optimizer).__module__.startswith("torch.optim") or len(args) > 1 or kwargs.get("closure") is not None:
         return False
     return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)

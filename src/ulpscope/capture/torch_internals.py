@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every private name of torch that capture leans on, each with what it gives and what is lost without it.
+"""Keep every private name of torch that capture uses, each with its purpose and what is lost without it.
 
 `tests/capture/test_torch_internals.py` has a test for each, which says what breaks when the name goes.
 """
@@ -69,7 +69,7 @@ CAST = "ToCopyBackward0"
 """The name of the node behind a cast to another dtype. Autocast makes one for each weight and hands its result to every later call."""
 
 COMPILER = vars(torch.compiler)
-"""The names of torch.compiler. `_is_compiling_flag` is what its `is_compiling` tells outside of the compiler's own tracing, without two
+"""The names of torch.compiler. `_is_compiling_flag` is the answer of its `is_compiling` outside of the compiler's own tracing, without two
 calls of Python: an export that runs the program itself sets it.
 """
 
@@ -81,7 +81,7 @@ _functorch = torch._C._functorch
 
 
 def next_sequence_number() -> int:
-    """The number that the next autograd node of this thread gets: ties backward nodes to the call that made them."""
+    """Return the number that the next autograd node of this thread gets: it ties backward nodes to the call that made them."""
     return int(_autograd._get_sequence_nr())
 
 
@@ -90,17 +90,17 @@ def sequence_number(node: Any) -> int:
 
 
 def graph_task() -> int:
-    """The running backward pass on this thread, or -1."""
+    """Return the running backward pass on this thread, or -1."""
     return int(torch._C._current_graph_task_id())
 
 
 def current_node() -> Any:
-    """The autograd node that is being run on this thread, or None."""
+    """Return the autograd node that is being run on this thread, or None."""
     return torch._C._current_autograd_node()
 
 
 def storage_identity(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage object; unique only while somebody keeps that object (see `StorageWeakRef`)."""
+    """Return the address of a tensor's storage object; unique only while somebody keeps that object (see `StorageWeakRef`)."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -110,7 +110,9 @@ _storages: Any = torch._C.StorageBase
 
 
 def weak_reference(tensor: torch.Tensor) -> int:
-    """What keeps the address of a tensor's storage object from being reused, until `free_weak_reference` is given it: that address."""
+    """Keep the address of a tensor's storage object from being reused, until `free_weak_reference` is given the address that this
+    returns.
+    """
     reference: Any = tensor.untyped_storage()._weak_ref()  # a number, whatever its annotation says
     return int(reference)
 
@@ -120,17 +122,17 @@ is_gone = _storages._expired
 
 
 def current_stream(device: torch.device) -> int:
-    """The CUDA stream on which torch launches right now on this thread."""
+    """Return the CUDA stream on which torch launches right now on this thread."""
     return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 def is_stream_capturing() -> bool:
-    """Whether what is launched now becomes part of a CUDA graph of the user's."""
+    """Tell whether a launch now becomes part of a CUDA graph of the user's."""
     return bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor with the same storage and version, made unseen. A transform would wrap it into something without memory."""
+    """Return another tensor with the same storage and version, made unseen. A transform would wrap it into something without memory."""
     if not _num_dispatch_modes() and not inside_transform():
         return tensor.detach()
     with blind():
@@ -138,12 +140,12 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def inside_transform() -> bool:
-    """Whether a torch.func transform (vmap, grad ...) is active: its tensors have no memory to look at."""
+    """Tell whether a torch.func transform (vmap, grad ...) is active: its tensors have no memory to look at."""
     return _tls_includes(_TRANSFORMS)  # functorch itself would make a state for this thread, which every later backward pass copies
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
-    """Whether a tensor belongs to a transform or a tracer and has no values of its own."""
+    """Tell whether a tensor belongs to a transform or a tracer and has no values of its own."""
     return (
         bool(_functorch.is_functorch_wrapped_tensor(tensor)) or torch._is_functional_tensor(tensor) or isinstance(tensor, FunctionalTensor)
     )
@@ -169,17 +171,17 @@ def dense_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_zero_by_definition(tensor: torch.Tensor) -> bool:
-    """Tell torch's zero tensors, which have no memory; some formulas return one as a gradient."""
+    """Tell whether this is one of torch's zero tensors, which have no memory; some formulas return one as a gradient."""
     return bool(tensor._is_zerotensor())
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a shape and no values: the compiler's stand-ins."""
+    """Tell whether a tensor has a shape and no values: the compiler's stand-ins."""
     return isinstance(tensor, FakeTensor)
 
 
 def asynchronous_memory(tensor: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
-    """The memory of a result of a functional collective, and whether somebody has waited for it; None for any other tensor."""
+    """Return the memory of a functional collective's result, and whether somebody has waited for it; None for any other tensor."""
     if type(tensor).__name__ != "AsyncCollectiveTensor":
         return None
     result: Any = tensor
@@ -187,19 +189,19 @@ def asynchronous_memory(tensor: torch.Tensor) -> tuple[torch.Tensor, bool] | Non
 
 
 def is_work_registered() -> bool:
-    """Whether a functional collective is under way: torch knows of each until somebody waits for it."""
+    """Tell whether a functional collective is under way: torch knows of each until somebody waits for it."""
     size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
     return size is None or size() > 0
 
 
 def is_coalescing(group: Any) -> bool:
-    """Whether collectives of a group are being collected, and none of them is sent off yet."""
+    """Tell whether collectives of a group are being collected, and none of them is sent off yet."""
     world = torch.distributed.distributed_c10d._world
     return (group or torch.distributed.group.WORLD) in world.pg_coalesce_state
 
 
 def work_of(script: Any) -> Any:
-    """The handle that Python gets of what an operation below Python returned."""
+    """Return the handle that Python gets for the result of an operation below Python."""
     return torch.distributed.Work.unbox(script)
 
 
@@ -207,7 +209,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _OURS_TO_ASK = frozenset(
     "FakeTensor DTensor NestedTensor AsyncCollectiveTensor FunctionalTensor UninitializedParameter UninitializedBuffer".split()
 )
-"""Tensors of torch's own whose code changes nothing and is nobody's business."""
+"""Tensor classes of torch's own whose code changes nothing and concerns nobody."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -216,7 +218,7 @@ def _is_foreign_kind(kind: type) -> bool:
 
 
 def _is_of_device(tensor: torch.Tensor, kind: type) -> bool:
-    """Whether a device written in Python makes all its tensors of that class: it stands for memory, as plain tensors do elsewhere."""
+    """Tell whether a device written in Python makes all its tensors of that class: it stands for memory, as plain tensors do elsewhere."""
     is_there: bool = torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.PrivateUse1)
     return is_there and kind is _class_of_device(torch._C._get_privateuse1_backend_name())
 
@@ -228,14 +230,14 @@ def _class_of_device(name: str) -> type:
 
 
 def is_foreign(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of a class that may count, draw or refuse in its `__torch_dispatch__`: none of its code is to be run by us."""
+    """Tell whether a tensor is of a class that may count, draw or refuse in its `__torch_dispatch__`: we run none of its code."""
     kind = type(tensor)
     return kind not in _PLAIN and _is_foreign_kind(kind) and not _is_of_device(tensor, kind)
 
 
 class Foreign(NamedTuple):
-    """What a tensor of somebody's class is without its class: as `alias` the same memory, None where it has none to look at. Its shape
-    is None where it keeps that to itself.
+    """The facts of a tensor without its foreign class. `alias` is the same memory, None if it has none to look at. `shape` is None if only
+    the class knows it.
     """
 
     shape: tuple[int, ...] | None
@@ -245,11 +247,11 @@ class Foreign(NamedTuple):
 
 
 class _Asked(Exception):
-    """A question about a tensor has reached the code of its class."""
+    """Raised when a question about a tensor has reached the code of its class."""
 
 
 class _NobodyAsks(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Stands before every class of tensors: a question that one of them would answer is not answered."""
+    """Stands before every class of tensors: a question that one of them would answer raises `_Asked`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _Asked
@@ -260,10 +262,10 @@ _Base: Any = torch._C.TensorBase
 
 
 def foreign_facts(tensor: torch.Tensor) -> Foreign:
-    """Look at a tensor past its class: of what only the class knows, and of memory that it does not have, nothing is told."""
+    """Look at a tensor past its class; facts that only the class knows, and memory that it does not have, are None."""
     shape = strides = device = storage = None
     offset = size = 0
-    if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):  # there nobody stands before the class
+    if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):  # else no mode can stand before the class
         with without_function_modes():
             torch._C._push_on_torch_dispatch_stack(_NOBODY_ASKS)
             try:
@@ -284,7 +286,7 @@ def foreign_facts(tensor: torch.Tensor) -> Foreign:
 
 
 def _has_memory(storage: Any, num_bytes: int) -> bool:
-    """Whether so many bytes lie in a storage: a class without memory of its own has one that only says how much it would be."""
+    """Tell whether so many bytes lie in a storage: a class without memory of its own has a storage that only claims a size."""
     try:
         return bool(storage.data_ptr() != 0 and num_bytes <= storage.nbytes())
     except RuntimeError:
@@ -292,7 +294,7 @@ def _has_memory(storage: Any, num_bytes: int) -> bool:
 
 
 def _whole_numbers(sizes: Any) -> tuple[int, ...] | None:
-    """A shape, where it is not made of symbols."""
+    """Return a shape, or None if it is made of symbols."""
     return tuple(sizes) if all(type(size) is int for size in sizes) else None
 
 
@@ -307,7 +309,7 @@ def _alias(tensor: torch.Tensor, shape: Any, strides: Any, offset: int, storage:
 
 
 def without_class(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a plain tensor, where that can be had without running code of a class of somebody's; else what was given."""
+    """Return the same memory as a plain tensor, if that needs no code of a foreign class; else the tensor given."""
     if not is_foreign(tensor):
         return tensor
     alias = foreign_facts(tensor).alias
@@ -315,12 +317,12 @@ def without_class(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def device_of(tensor: torch.Tensor) -> torch.device | None:
-    """Where a tensor lies, unless only the code of its class knows."""
+    """Return the device of a tensor, unless only the code of its class knows."""
     return foreign_facts(tensor).device if is_foreign(tensor) else tensor.device
 
 
 def is_jit_tracing() -> bool:
-    """Whether torch.jit.trace is writing down what is called: whatever we did would become part of the user's graph."""
+    """Tell whether torch.jit.trace is writing down calls: anything we did would become part of the user's graph."""
     return torch._C._get_tracing_state() is not None
 
 
@@ -328,7 +330,7 @@ _SYMBOLIC_TRACE = vars(torch.fx._symbolic_trace)
 
 
 def is_tracing_program() -> bool:
-    """Whether torch.fx runs the user's program with proxies for tensors, to write down what it calls."""
+    """Tell whether torch.fx runs the user's program with proxies for tensors, to write down its calls."""
     return bool(_SYMBOLIC_TRACE.get("_is_fx_tracing_flag"))
 
 
@@ -336,12 +338,13 @@ _TRACERS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 
 
 def is_tracing_graph() -> bool:
-    """Whether a graph is being made from stand-ins (fake, functional or proxy tensors): what runs then computes nothing."""
+    """Tell whether a graph is being made from stand-ins (fake, functional or proxy tensors): calls then compute nothing."""
     return any(torch._C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS)
 
 
 def keep_from_compiler(code: CodeType) -> None:
-    """Keep torch.compile from compiling code of ours as if it were the user's; what it calls, and what a graph calls of it, is looked at.
+    """Keep torch.compile from compiling code of ours as if it were the user's; the compiler still follows functions that it calls, or that
+    a graph calls.
 
     Around a graph break it would compile the handler of a mode, and torch 2.13 then returns an inner value of that to the user.
     """
@@ -356,9 +359,9 @@ def keep_from_compiler(code: CodeType) -> None:
 
 
 def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Make of a hook one of which the compiler sees nothing, where torch calls it in the middle of code that is being compiled.
+    """Hide a hook from the compiler, where torch calls it in the middle of code that is being compiled.
 
-    It follows what torch calls there, and would make what a recording does part of the user's graph, or break the graph.
+    The compiler follows torch's calls there, and would make our recording part of the user's graph, or break the graph.
     """
 
     def called(*args: Any) -> None:
@@ -370,20 +373,20 @@ def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 without_function_modes = torch._C.DisableTorchFunction
-"""A context in which no __torch_function__ mode or subclass, the user's or ours, sees what we do."""
+"""A context in which no __torch_function__ mode or subclass, the user's or ours, sees our calls."""
 
 
 set_grad_enabled = torch._C._set_grad_enabled
-"""The same as torch.set_grad_enabled without making an object: half a microsecond of a hot path."""
+"""Do the same as torch.set_grad_enabled without making an object: half a microsecond of a hot path."""
 
 
 def has_dispatch_modes() -> bool:
-    """Whether somebody sees every operation of this thread: a profiler, a counter, a tracer."""
+    """Tell whether a mode sees every operation of this thread: a profiler, a counter, a tracer."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
 def saved_tensors(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """What an autograd node keeps of its forward call, while it keeps it: by name, `self` of `_saved_self`."""
+    """Yield the tensors that an autograd node keeps of its forward call, while it keeps them: by name, `self` for `_saved_self`."""
     for name in dir(node):
         if name.startswith("_saved_"):
             try:
@@ -400,7 +403,7 @@ def saved_tensors(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Quiet:
-    """The same as `blind` for a hot path: a microsecond where the user has no dispatch mode. Autocast stays as it is."""
+    """Does the same as `blind` on a hot path: a microsecond if the user has no dispatch mode. Autocast stays as it is."""
 
     __slots__ = ("_blind", "_grad", "_guard")
 
@@ -423,8 +426,8 @@ class Quiet:
 
 @contextlib.contextmanager
 def blind() -> Iterator[None]:
-    """A context for our own arithmetic: no mode and no transform sees it, autograd does not track it, autocast does not change it, and
-    where the user's compiled code runs around it, the compiler does not look at it.
+    """Run our own arithmetic: no mode and no transform sees it, autograd does not track it, autocast does not change it, and where the
+    user's compiled code runs around it, the compiler does not look at it.
     """
     compiler = eval_frame.set_eval_frame(None)
     try:

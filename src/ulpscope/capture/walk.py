@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors inside nested arguments, and everything else as plain values (the `$` notation of `model.records`)."""
+"""Find tensors inside nested arguments, and turn everything else into plain values (the `$` notation of `model.records`)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arg
 
 
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Encoded, list[Found]]:
-    """The same as `encode_arguments`, without the noun around it: for the hot path."""
+    """Do the same as `encode_arguments`, without the noun around it: for the hot path."""
     found: list[Found] = []
     encoded = []
     for index, value in enumerate(args):
@@ -66,7 +66,7 @@ def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Enco
 
 
 def tensors_in(value: Any, role: Role) -> list[Found]:
-    """The tensors of a result; a lone tensor is item 0."""
+    """Return the tensors of a result; a lone tensor is item 0."""
     if type(value) in _PLAIN_TENSORS:
         return [(slot_and_mark(role, (0,))[0], value)]
     found: list[Found] = []
@@ -107,7 +107,7 @@ def encode_value(value: Any, path: tuple[int | str, ...], role: Role, found: lis
 
 
 def _items(value: tuple[Any, ...] | list[Any]) -> tuple[Any, ...] | list[Any]:
-    """What a container holds, past its class: one of the user's may count, load or draw when it is asked for its items."""
+    """Return the items of a container, past its class: a class of the user's may count, load or draw when it is asked for its items."""
     if type(value) in (tuple, list):
         return value
     return tuple.__getitem__(value, slice(None)) if isinstance(value, tuple) else list.__getitem__(value, slice(None))
@@ -115,14 +115,14 @@ def _items(value: tuple[Any, ...] | list[Any]) -> tuple[Any, ...] | list[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def slot_and_mark(role: Role, path: tuple[int | str, ...]) -> tuple[Slot, dict[str, str]]:
-    """A slot, and what stands for its tensor among the arguments."""
+    """Return a slot, and the mark that stands for its tensor among the arguments."""
     slot = Slot(role, path)
     return slot, {"$tensor": str(slot)}
 
 
 @functools.lru_cache(maxsize=4096)
 def renamed(role: Role, slot: Slot) -> Slot:
-    """The slot of the same path in another role."""
+    """Return the slot of the same path in another role."""
     return Slot(role, slot.path)
 
 
@@ -171,8 +171,8 @@ def _type_name(value: Any) -> str:
 
 
 def _short_repr(value: Any) -> str:
-    """What tells two objects apart without an address that changes from run to run."""
-    if isinstance(value, _NAMED):  # of anything else even an attribute may not be asked for: a tracer would record the question
+    """Return a text that tells two objects apart, without an address that changes from run to run."""
+    if isinstance(value, _NAMED):  # ask no attribute of any other object: a tracer would record the question
         return f"{value.__module__}.{value.__qualname__}"
     has_own_repr = any("__repr__" in ancestor.__dict__ for ancestor in type(value).__mro__[:-1])
     try:

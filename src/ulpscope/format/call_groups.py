@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a step's file as places in its bytes, many at a time, found without decoding them.
+"""Find the calls of a step's file as places in its bytes, many at a time, without decoding them.
 
-Where slots begin is guessed from how they begin; who walks through them proves it: each must end exactly where the next one begins. A
-file that is not written as we write it (further elements, other widths) is decoded and encoded again, and is then found the same way.
+A slot is found by its first bytes, which is a guess. The code that then walks through the slots proves it: each must end exactly where the
+next one begins. A file that another writer encoded otherwise (further elements, other widths) is decoded and encoded again, and its calls
+are then found the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["BYTES_AT_ONCE", "Group", "Stacks", "ends_of_slots", "groups", "group
 
 RECORDS_IN_GROUP = 5_000
 BYTES_IN_GROUP = 64 << 20
-BYTES_AT_ONCE = 64 << 10  # fresh pages cost more than what is done with them
+BYTES_AT_ONCE = 64 << 10  # fresh pages cost more than the work on them
 
 Stacks: TypeAlias = dict[int, StackFrame]
 
@@ -36,7 +37,7 @@ _other_decoder = msgspec.msgpack.Decoder(StartFrame | StackFrame | EndFrame | Te
 
 
 class Group(NamedTuple):
-    """Calls that become rows together, as places in the data."""
+    """Calls that become rows of a table together, as places in the data."""
 
     data: bytes
     begins: Integers
@@ -47,7 +48,7 @@ class Group(NamedTuple):
 
 
 def groups(path: Path) -> Iterator[tuple[StartFrame, Group, Stacks]]:
-    """The calls of the file as far as its frames are good, found without decoding them."""
+    """Find the calls of the file without decoding them, as far as its frames are good."""
     start: StartFrame | None = None
     stacks: Stacks = {}
     rest, more = b"", True
@@ -73,7 +74,7 @@ def groups(path: Path) -> Iterator[tuple[StartFrame, Group, Stacks]]:
 
 
 def _good_frames(data: bytes) -> tuple[Integers, bool]:
-    """Where the frames begin, then where the last of them ends; and whether more data could tell of more."""
+    """Return where the frames begin, then where the last of them ends; and whether more data could complete another frame."""
     bounds, at, size = [0], 0, len(data)
     while at + HEAD_SIZE <= size:
         length, expected = head_at(data, at)
@@ -95,7 +96,7 @@ _BEGINS_ROLE[[(0xA0 + len(role)) << 8 | ord(role[0]) for role in ROLES]] = True
 
 
 def _found(data: bytes, begins: Integers, ends: Integers) -> Group:
-    """A slot begins as a list of ten, of which the first is a list of two, of which the first is a role."""
+    """Find the slots: each begins as a list of ten, whose first element is a list of two, whose first element is a role."""
     codes = np.frombuffer(data, np.uint8, int(ends[-1]))
     within = range(int(begins[0]), len(codes) - 3)
     blocks = (within[k : k + BYTES_AT_ONCE] for k in range(0, len(within), BYTES_AT_ONCE))
@@ -148,7 +149,7 @@ def _encoded_again(calls: list[CallFrame]) -> Group:
 
 
 def slots_begin(group: Group) -> Integers:
-    """Where the first slot of each call begins, or would."""
+    """Return where the first slot of each call begins; for a call without slots, where it would begin."""
     first = (np.cumsum(group.num_slots) - group.num_slots).clip(max=max(len(group.slots) - 1, 0))
     found = group.slots[first] if len(group.slots) else first
     for k in np.flatnonzero(group.num_slots == 0).tolist():
@@ -157,7 +158,7 @@ def slots_begin(group: Group) -> Integers:
 
 
 def ends_of_slots(group: Group, ends: Integers) -> Integers:
-    """Where the slots of each call end; one that another follows must end where that begins."""
+    """Return where the slots of each call end; verify that each slot ends where the next slot of the call begins."""
     last = np.cumsum(group.num_slots) - 1
     followed = np.ones(len(ends), np.bool_)
     followed[last[group.num_slots > 0]] = False

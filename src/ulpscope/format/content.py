@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content keys: what a record calls a kept tensor, made of the hash of its bytes."""
+"""Make and parse content keys: the names of kept tensors in records, made of the hash of their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ content_hash = xxhash.xxh3_128_hexdigest
 
 
 def content_key(hash: str, dtype: str, shape: tuple[int, ...]) -> str:
-    """What a record calls a kept tensor: equal bytes share a hash, whatever they are read as."""
+    """Name a kept tensor: equal bytes share a hash, whatever dtype and shape they are read as."""
     return f"{hash}:{dtype}:{'x'.join(map(str, shape))}"
 
 
@@ -28,7 +28,7 @@ _is_content = re.compile(f"([0-9a-f]{{32}}):([a-z0-9_]{{1,40}}):({_NUMBERS})(?::
 
 
 class Content(NamedTuple):
-    """The key of a kept tensor, taken apart. Without strides the tensor consists of the bytes, otherwise it is a view of them, in
+    """The parts of a content key. Without strides the tensor is all of the bytes; with strides it is a view of them, counted in
     elements.
     """
 
@@ -39,7 +39,9 @@ class Content(NamedTuple):
     offset: int
 
     def verify(self, length: int, where: object) -> None:
-        """Make sure that the tensor can be one of, or a view of, that many bytes, and has no more of them."""
+        """Raise `DamagedRunError` unless the tensor is exactly `length` bytes or, with strides, a view within them that has no more bytes
+        itself.
+        """
         if self.dtype not in DTYPES:
             raise DamagedRunError(f"{where}: a tensor should be of dtype {self.dtype!r}, which is none that we know ({', '.join(DTYPES)})")
         size = DTYPES[self.dtype].size_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fingerprint scheme `u1`: 128 bits of a tensor's values, the same from every device and implementation.
+"""Take the fingerprint `u1` of a tensor: 128 bits of a tensor's values, the same from every device and implementation.
 
 1. Bytes. The tensor's elements in row-major index order (whatever its strides), each little-endian, a bool as one
    byte 0 or 1. The bytes are padded with zeros to a multiple of 8 and read as little-endian uint64 words w_0 ... w_{n-1}.
@@ -11,18 +11,19 @@
 
        S0 = sum of mix(w_j)        S1 = sum of r**(n - 1 - j) * mix(w_j)
 
-   S1 is what a loop computes that for each word does S1 = S1 * r + mix(w).
+   A loop computes S1 with S1 = S1 * r + mix(w) for each word.
 4. Text.     "u1:" + S1 as 16 hex digits + S0 as 16 hex digits, lower case. An empty tensor is "u1:" and 32 zeros.
 
 The terms can be summed in any order, so a device reduces them in parallel. Two stretches of words compose:
 
     (n, S0, S1) + (n', S0', S1') = (n + n', S0 + S0', r**n' * S1 + S1')
 
-Each stretch but the last must be a whole number of words. Neither dtype nor shape enters: who compares fingerprints
-compares those first. The scheme recognises accidents; it is not meant to resist someone who builds a collision.
+Each stretch but the last must be a whole number of words. Neither dtype nor shape enters: compare those before you compare fingerprints.
+The scheme recognises accidents; it does not resist somebody who builds a collision.
 
-Why powers of r and not the position itself as the weight: tensors of few distinct values (one-hot rows, masks, token ids) are
-often the same but for places that change in pairs, and the sum of the places then stays: rows [0 1] [1 0] and [1 0] [0 1] would agree.
+Why powers of r and not the position itself as the weight: tensors of few distinct values (one-hot rows, masks, token ids) often differ by
+values that move in pairs, one as far forward as the other back. That leaves the sum of the places unchanged: rows [0 1] [1 0] and
+[1 0] [0 1] would agree.
 
 This file is the plain NumPy implementation; the compiled one is in `_kernel.c`.
 """
@@ -42,7 +43,7 @@ _MULTIPLIER_1 = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
 _RATIO = 0xD1342543DE82EF95
-# r**(BLOCK_WORDS - 1), ..., r, 1: the weights of a block, and its end those of a shorter one.
+# r**(BLOCK_WORDS - 1), ..., r, 1: the weights of a full block; a shorter one takes the end of them.
 _WEIGHTS = np.cumprod(np.array([1] + [_RATIO] * (BLOCK_WORDS - 1), np.uint64), dtype=np.uint64)[::-1].copy()
 
 
@@ -68,14 +69,14 @@ EMPTY = Sums(0, 0, 0)
 
 
 def block_sums(block: npt.NDArray[np.uint8]) -> Sums:
-    """The sums of at most `BLOCK_WORDS` words; only the last stretch of a tensor may be no whole number of words."""
+    """Sum at most `BLOCK_WORDS` words; only the last stretch of a tensor may hold a fraction of a word."""
     mixed = _mix(_words(block))
     weighted = mixed * _WEIGHTS[BLOCK_WORDS - mixed.size :]
     return Sums(mixed.size, int(mixed.sum(dtype=np.uint64)), int(weighted.sum(dtype=np.uint64)))
 
 
 def fingerprint_blocks(data: npt.NDArray[np.uint8]) -> str:
-    """The fingerprint of raw bytes, block by block."""
+    """Take the fingerprint of raw bytes, block by block."""
     sums = EMPTY
     for start in range(0, data.size, 8 * BLOCK_WORDS):
         sums += block_sums(data[start : start + 8 * BLOCK_WORDS])

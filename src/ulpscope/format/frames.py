@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames: a length, a checksum and a MessagePack array whose first element is its kind.
+"""Encode and decode frames: a length, a checksum and a MessagePack array whose first element is its kind.
 
-The layout is specified in docs/store-format.md. `Frames` in capture/native/_compiled.pyx writes the frame of a call too; a test compares.
+The layout is specified in docs/store-format.md. `Frames` in capture/native/_compiled.pyx writes the frame of a call too; a test compares
+the two.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ __all__ = [
 ]
 
 MAX_BODY = 64 << 20
-MAX_VALUES = 2 << 20  # texts, lists and maps, each of which takes up to 250 bytes in memory and as few as one here
+MAX_VALUES = 2 << 20  # texts, lists and maps: each takes up to 250 bytes in memory, and may take one byte here
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _HEAD = struct.Struct("<II")
 HEAD_SIZE = _HEAD.size
-_BEGINNINGS = bytes([*range(0x80, 0xC0), *range(0xC4, 0xCA), *range(0xD4, 0xE0)])  # of such values, and inside other ones
+_BEGINNINGS = bytes([*range(0x80, 0xC0), *range(0xC4, 0xCA), *range(0xD4, 0xE0)])  # of such values, and inside others
 _END_BODY = struct.Struct(">BBBIBI")
 END_SIZE = HEAD_SIZE + _END_BODY.size
 
@@ -79,7 +80,7 @@ class StartFrame(msgspec.Struct, array_like=True, tag=0):
 
 
 class StackFrame(msgspec.Struct, array_like=True, tag=1):
-    """A stack, told once; later records of the file name it by `id`. Lines are (file, line, function, code)."""
+    """A stack, written once; later records of the file name it by `id`. Lines are (file, line, function, code)."""
 
     id: _Count
     lines: list[tuple[str, int, str, str]]
@@ -154,7 +155,7 @@ class EndFrame(msgspec.Struct, array_like=True, tag=3):
 
 
 class TensorFrame(msgspec.Struct, array_like=True, tag=4):
-    """Where the bytes of one tensor lie; `offset` counts from the beginning of the shard's file."""
+    """The place of the bytes of one tensor; `offset` counts from the beginning of the shard's file."""
 
     hash: str
     dtype: str
@@ -184,7 +185,7 @@ checksum = zlib.crc32
 
 
 def holds_too_much(body: bytes) -> bool:
-    """Return true where decoding would take far more memory than the frame of any call."""
+    """Tell whether decoding would take far more memory than the frame of any call."""
     return len(body) > MAX_VALUES and len(body) - len(body.translate(None, _BEGINNINGS)) > MAX_VALUES
 
 
@@ -192,7 +193,7 @@ decoded = _decoder.decode
 
 
 def is_of_unknown_kind(body: bytes) -> bool:
-    """Return true for an addition of a later writer, which readers skip."""
+    """Tell whether a frame is an addition of a later writer, which readers skip."""
     try:
         kind = msgspec.msgpack.decode(body)[0]
     except (*UNREADABLE, TypeError, IndexError, KeyError):
@@ -201,7 +202,7 @@ def is_of_unknown_kind(body: bytes) -> bool:
 
 
 def end_frame(tail: bytes) -> EndFrame | None:
-    """Return the end frame that the last bytes of a file hold."""
+    """Return the end frame in the last bytes of a file; None where there is none."""
     if len(tail) < END_SIZE:
         return None
     body = tail[-END_SIZE + HEAD_SIZE :]
@@ -307,12 +308,12 @@ def encode_tensor(hash: str, dtype: str, shape: tuple[int, ...], shard: int, off
 
 
 def encode_end(num_records: int, num_tensors: int) -> bytes:
-    """Always of the same size, so that the last bytes of a file tell whether its step is complete."""
+    """Encode the end frame, always of the same size, so that the last bytes of a file tell whether its step is complete."""
     return _frame(_END_BODY.pack(0x93, 3, 0xCE, num_records, 0xCE, num_tensors))
 
 
 def _foreign(value: object) -> Any:
-    """What MessagePack has no word for becomes what records.py has one for."""
+    """Write a value that MessagePack cannot hold as the `$object` of records.py."""
     kind = type(value)
     return {"$object": f"{kind.__module__}.{kind.__qualname__}", "repr": repr(value)[:200]}
 
@@ -328,7 +329,7 @@ def _encode(value: Any) -> bytes:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Rare values made writable: lone surrogates are escaped, huge integers become `$int`, bottomless nesting is cut."""
+    """Make rare values writable: escape lone surrogates, write huge integers as `$int`, cut bottomless nesting."""
     if depth == 0:
         return "..."
     if isinstance(value, str):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many values in MessagePack at once: NumPy moves through all of them together, element by element, and takes numbers and text from
-where they lie. What is not as we write it raises `Unusual`.
+"""Read many values in MessagePack at once: NumPy moves through all of them together, element by element, and takes numbers and text from
+where they lie. A value that is not encoded as we encode it raises `Unusual`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Flags: TypeAlias = NDArray[np.bool_]
 
 # by the first byte of an element
-_SIZE = np.zeros(256, np.int64)  # its bytes; 0 where more must be read to know
+_SIZE = np.zeros(256, np.int64)  # its bytes; 0 where the size stands in the bytes behind
 _SIZE[0x00:0x80] = _SIZE[0x90:0xA0] = _SIZE[0xE0:] = _SIZE[[0xC0, 0xC2, 0xC3]] = 1
 _SIZE[0xA0:0xC0] = np.arange(1, 33)
 _SIZE[0xCA:0xD4] = 5, 9, 2, 3, 5, 9, 2, 3, 5, 9
@@ -26,7 +26,7 @@ _WITHIN = np.zeros(256, np.int64)  # how many elements a list has
 _WITHIN[0x90:0xA0] = np.arange(16)
 _WIDTH = np.zeros(256, np.int64)  # bytes of the length of a long text or list
 _WIDTH[0xD9:0xDE] = 1, 2, 4, 2, 4
-_SHIFT = np.zeros(256, np.int64)  # bits that are not the integer's own, of the eight bytes behind the first
+_SHIFT = np.zeros(256, np.int64)  # of the eight bytes behind the first, the bits that do not belong to the integer
 _SHIFT[0xCC:0xD4] = 56, 48, 32, 0, 56, 48, 32, 0
 
 
@@ -48,7 +48,7 @@ class Walk:
         self._bytes = np.frombuffer(data, np.uint8)
 
     def lying(self, at: Integers, kind: Any) -> NDArray[Any]:
-        """What lies at these places, taken as of this kind."""
+        """Read a value of this kind at each of these places."""
         size = np.dtype(kind).itemsize
         data = self.data if at.max(initial=0) + size <= len(self.data) else self.data + bytes(size)
         values: NDArray[Any] = np.ndarray((len(data) - size + 1,), kind, data, strides=(1,))[at]
@@ -63,7 +63,7 @@ class Walk:
         return present
 
     def skip(self, count: int, before: Integers) -> None:
-        """Move over so many elements and what is within them; none may go beyond the place that it must stay before."""
+        """Move over `count` elements with all they contain, in each value; none may reach its place in `before`."""
         at, left = self.at, np.full(len(self.at), count)
         while (moving := left > 0).any():
             expect(at < before)
@@ -83,7 +83,7 @@ class Walk:
         return flags
 
     def integers(self) -> tuple[Integers, Flags | None]:
-        """The numbers, and which are nil."""
+        """Read integers; return them, and which are nil."""
         heads = self._bytes.take(self.at)
         values = heads.astype(np.int64)
         if heads.max(initial=0) < 0x80:
@@ -94,7 +94,7 @@ class Walk:
         return values, absent
 
     def reals(self, count: int) -> list[tuple[Reals, Flags | None]]:
-        """So many for each, which nearly always lie at equal distances."""
+        """Read `count` floats of each value, which nearly always lie at equal distances."""
         lying = self.lying(self.at, f"V{9 * count}").view([("head", "u1"), ("value", ">f8")]).reshape(-1, count)
         if not (lying["head"] == 0xCB).all():
             return [self._reals() for _ in range(count)]
@@ -102,7 +102,7 @@ class Walk:
         return [(values, None) for values in lying["value"].T.astype(np.float64, order="C")]
 
     def texts(self) -> tuple[Integers, Flags | None]:
-        """Where the texts begin, and which are nil; they end where the walk is then."""
+        """Return where the texts begin, and which are nil; each ends where the walk stands afterwards."""
         heads = self._bytes.take(self.at)
         absent = heads == 0xC0
         if (heads == 0xD9).all():

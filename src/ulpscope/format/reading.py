@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of frames, and other small files of a run. Nothing here trusts a length or a type of file.
+"""Read files of frames, and other small files of a run. Nothing here trusts a length or a type of file.
 
-A frame that claims more than its file holds, or more than MAX_BODY, or that holds more values than any call, is a bad frame, and reading
+A frame that claims more bytes than its file holds or MAX_BODY allows, or that holds more values than any call, is a bad frame: reading
 stops in front of it.
 """
 
@@ -37,7 +37,7 @@ _BLOCK = 1 << 16
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, refusing what would block or never end (pipes, devices)."""
+    """Open a file for reading; refuse one that would block or never end (pipes, devices)."""
     try:
         verify_regular(path, path.stat())
         return path.open("rb", buffering=1 << 18)
@@ -50,20 +50,20 @@ def not_allowed(path: Path) -> InputError:
 
 
 def verify_regular(path: Path, status: os.stat_result) -> int:
-    """The size of a file that is one."""
+    """Return the size of a regular file; refuse anything else."""
     if not stat.S_ISREG(status.st_mode):
         raise DamagedRunError(f"{path} should be a file of a run but is something else; nothing was read from it")
     return status.st_size
 
 
 def read_text(path: Path, at_most: int) -> bytes:
-    """The beginning of a small file, however large it is."""
+    """Read at most so many bytes of a small file, however large it is."""
     with open_regular(path) as file:
         return file.read(min(at_most, os.fstat(file.fileno()).st_size))
 
 
 class FrameReader:
-    """The frames of one file from the beginning, or from where the last reading stopped.
+    """Iterate over the frames of one file, from the beginning or from where the last reading stopped.
 
     After an iteration `position` is behind the last good frame; `problem` says what stands there, empty at a clean end.
     """
@@ -86,7 +86,7 @@ class FrameReader:
         return DamagedRunError(f"{self.path} is damaged at byte {self.position}: {what}; restore the file, or leave this step out")
 
     def _bodies(self, file: BinaryIO) -> Iterator[bytes]:
-        data, at = b"", 0  # what was read, and how much of it is behind `position`
+        data, at = b"", 0  # the bytes read so far, and where `position` is among them
         while True:
             if len(data) - at < HEAD_SIZE:
                 data, at = data[at:] + file.read(_BLOCK), 0
@@ -127,7 +127,7 @@ def newer_format(path: Path, version: int) -> NewerFormatError:
 
 
 def end_of_step(path: Path) -> EndFrame | None:
-    """The end frame of a step's records, found from the end of the file; None where the step is not complete."""
+    """Read the end frame of a step's records, from the end of the file; None where the step is not complete."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - END_SIZE))

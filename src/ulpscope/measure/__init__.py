@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far two tensors are apart: from their values, else from their statistics, else from their fingerprints."""
+"""Measure how far two tensors are apart: from their values, else from their statistics, else from their fingerprints."""
 
 from ulpscope.measure.histograms import histograms
 from ulpscope.measure.metrics import METRICS, MetricEntry

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributions of both tensors and of their difference, for a picture: finite values only, block by block."""
+"""Count two tensors and their difference into histograms, for a picture: finite values only, block by block."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Blocks: TypeAlias = Callable[[], Iterator[Floats]]
 
 
 def distributions(subject: TensorData, reference: TensorData, bins: int = 60) -> tuple[Histogram, ...]:
-    """Subject and reference over the same edges, and their difference where the shapes are the same.
+    """Count subject and reference over the same edges, and their difference where the shapes are the same.
 
-    What has no finite value is left out.
+    A tensor without a finite value gets no histogram.
     """
     sides: dict[str, Blocks] = {"subject": lambda: _blocks(subject), "reference": lambda: _blocks(reference)}
     ranges = [found for found in map(_range, sides.values()) if found is not None]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far two watched runs are apart, step by step; and how far the ranks of one are.
+"""Measure how far two health runs are apart, step by step, and how far the ranks of one run are.
 
-Ranks are joined first: shards compose to the whole, copies are taken once. What only one side has stays in, as absent on the other.
+Ranks are joined first: shards compose to the whole, of copies only one is taken. A target that only one side has stays in, as absent on the
+other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _RMS, _NONFINITE = 3, 5
 
 
 def joined_ranks(series: Sequence[HealthSeries]) -> HealthSeries:
-    """One series for a whole run: shards are put together, and of copies the first rank's are taken."""
+    """Join the ranks of a run into one series: shards are put together, and of copies the first rank's are taken."""
     if len(series) == 1:
         return series[0]
     steps = reduce(np.intersect1d, [each.steps for each in series])
@@ -49,7 +50,7 @@ def joined_ranks(series: Sequence[HealthSeries]) -> HealthSeries:
 def _joined_target(
     series: Sequence[HealthSeries], chosen: Sequence[Any], parts: list[tuple[int, int]]
 ) -> tuple[HealthTarget, Any, Any, Any]:
-    """A target of all ranks as one: target, values [steps, 6], present [steps], signs [steps, bytes] or None."""
+    """Join a target of all ranks: target, values [steps, 6], present [steps], signs [steps, bytes] or None."""
     number, row = parts[0]
     target = series[number].targets[row]
     columns = [
@@ -92,7 +93,7 @@ def _stacked_signs(signs: list[Any], num_steps: int) -> Any:
 
 
 def _joined_scalars(series: Sequence[HealthSeries], chosen: Sequence[Any]) -> dict[str, Any]:
-    """The mean over ranks: a loss is that of each rank's own batch."""
+    """Take the mean over ranks: each rank has the loss of its own batch."""
     names = dict.fromkeys(name for each in series for name in each.scalars)
     result = {}
     for name in names:
@@ -104,7 +105,7 @@ def _joined_scalars(series: Sequence[HealthSeries], chosen: Sequence[Any]) -> di
 
 
 def paired_series(subject: HealthSeries, reference: HealthSeries) -> SeriesPair:
-    """The common steps of two runs, target by target."""
+    """Pair the common steps of two runs, target by target."""
     steps = np.intersect1d(subject.steps, reference.steps)
     if not len(steps):
         raise NothingComparableError(
@@ -148,7 +149,7 @@ def paired_series(subject: HealthSeries, reference: HealthSeries) -> SeriesPair:
 
 
 class _Aligned:
-    """One side, with the targets of both: those that it lacks are None."""
+    """One side, with the targets of both sides; None stands for a target that it lacks."""
 
     def __init__(self, targets: list[HealthTarget | None], values: Any, present: Any, signs: Any) -> None:
         self.targets, self.values, self.present, self.signs = targets, values, present, signs
@@ -171,7 +172,7 @@ def _aligned(series: HealthSeries, rows: Any, keys: dict[tuple[str, str], None])
 
 
 def _repeats(side: _Aligned) -> Any:
-    """Where a row is exactly the one before, and not nothing."""
+    """Mark the rows that repeat the row before exactly and are not zero."""
     result = np.zeros(side.present.shape, dtype=bool)
     if len(result) > 1:
         now, before = side.values[1:], side.values[:-1]
@@ -187,7 +188,7 @@ def _num_owned(target: HealthTarget) -> int:
 
 
 def drifting_replicas(series: Sequence[HealthSeries]) -> tuple[Drift, ...]:
-    """Copies of a parameter that were equal on all ranks at first and are not any more; the earliest first."""
+    """Find copies of a parameter that were equal on all ranks at first and differ later, the earliest first."""
     if len(series) < 2:
         return ()
     steps = reduce(np.intersect1d, [each.steps for each in series])

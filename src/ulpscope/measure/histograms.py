@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door to `distributions`, which needs NumPy: only a comparison that found a fault pays for that import."""
+"""Import `distributions`, which needs NumPy, only when it is called: a comparison without a fault saves that import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["histograms"]
 
 
 def histograms(subject: TensorData, reference: TensorData, bins: int = 60) -> tuple[Histogram, ...]:
-    """Subject and reference over the same edges, and their difference where the shapes are the same."""
+    """Count subject and reference over the same edges, and their difference where the shapes are the same."""
     from ulpscope.measure.distributions import distributions
 
     return distributions(subject, reference, bins)

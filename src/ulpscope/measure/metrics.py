@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of metrics: the one place that says what each number of a measurement is. `docs/metrics.md` explains it at length.
+"""Define each number of a measurement in one table of metrics. `docs/metrics.md` explains it at length.
 
 n is a value of the subject, b the value of the reference at the same place, d = n - b.
 """

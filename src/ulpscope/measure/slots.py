@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurement of one slot of a pair: the best that both sides allow.
+"""Measure one slot of a pair, as well as both sides allow.
 
     a side lacks the slot, or shapes differ                  NotMeasured
     values kept on both sides, fingerprints equal            TensorMeasurement, equal, distance 0; no bytes are read

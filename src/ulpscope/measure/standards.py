@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the published standards: one result against the same result in a higher precision, in blocks, summed in float64.
+"""Compute the figures of the published standards: one result against the same result in a higher precision, in blocks, summed in float64.
 
-A relative error is |error| / (|exact| + eps), eps being that of the dtype in which the exact result was computed. Where a standard looks
-at finite elements only, both sides are finite there, the exact one after rounding to the dtype of the result. A complex number counts
-as two reals. The cosine is that of the two vectors; it is 0 where just one of them is zero, and undefined where both are, or where there
-is one number only.
+A relative error is |error| / (|exact| + eps), eps being that of the dtype in which the exact result was computed. A standard for finite
+elements takes those that are finite on both sides, the exact side after rounding to the dtype of the result. A complex number counts as two
+reals. The cosine is that of the two vectors; it is 0 where just one of them is zero. It is undefined where both are, and for a single
+number.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _without(reason: Undefined, numel: int, *, mismatch: float) -> StandardMeasu
 
 @dataclass(slots=True)
 class _Sums:
-    """What the blocks add up to."""
+    """Sums over the blocks of two tensors so far."""
 
     dtype: DType
     eps: float
@@ -101,7 +101,7 @@ class _Sums:
             self._add_finite(subject, golden)
 
     def _add_nonfinite(self, subject: Float64Array, rounded: Float64Array) -> None:
-        """An infinity and the largest number of the dtype are the same; NaN is the same as NaN only."""
+        """Count disagreements among non-finite elements: an infinity equals the largest number of the dtype, NaN equals only NaN."""
         left, right = (np.clip(each, -self.dtype.max, self.dtype.max) for each in (subject, rounded))
         rtol = self.limits.rtol if self.limits else self.dtype.eps
         agrees = (np.abs(left - right) <= rtol * np.abs(right)) | (np.isnan(left) & np.isnan(right))
@@ -119,7 +119,7 @@ class _Sums:
             self._add_units(golden, error, self.limits.ulp)
 
     def _add_products(self, subject: Float64Array, golden: Float64Array) -> None:
-        """Scaled by the largest exponent so far, since squares of float64 overflow."""
+        """Add up the products, scaled by the largest exponent so far, since squares of float64 overflow."""
         largest = float(np.abs(subject).max()), float(np.abs(golden).max())
         self.subject_max, self.golden_max = max(self.subject_max, largest[0]), max(self.golden_max, largest[1])
         exponent = max(self.exponent, math.frexp(max(largest))[1])

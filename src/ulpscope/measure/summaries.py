@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements from statistics alone: a distance that the true one is never below.
+"""Measure from statistics alone: give a lower bound of the true distance.
 
-Let n and b be the subject's and the reference's values at the m positions where both are finite, d = n - b, and
-D = max(rms(d), max|d| / 8) / rms(b) the distance from values. If NaN and infinities stand at the same places on both sides
-(else D is infinite and nothing is to be shown), the statistics of both sides are over the same positions, and:
+Let n and b be the subject's and the reference's values at the m positions where both are finite, d = n - b, and D = max(rms(d), max|d| / 8)
+/ rms(b) the distance from values. If NaN and infinities stand at the same places on both sides (else D is infinite and any bound holds),
+the statistics of both sides are over the same positions, and:
 
     |mean n - mean b|  = |mean d|           <= rms(d)              the mean is at most the root mean square
     |rms n - rms b|                         <= rms(d)              triangle inequality
     |max n - max b|, |min n - min b|        <= max|d|              n_i - max b <= n_i - b_i where n_i = max n; and vice versa
     max|d|                                  <= sqrt(m) * rms(d)    one square is at most the sum of all
 
-So each of |Δmean|, |Δrms| and max(1/8, 1/sqrt(m)) * |Δmin or Δmax|, over any upper bound of rms(b), is at most D. Upper bounds of
-rms(b) are the rms itself and the largest magnitude.
+So each of |Δmean|, |Δrms| and max(1/8, 1/sqrt(m)) * |Δmin or Δmax|, over any upper bound of rms(b), is at most D. Upper bounds of rms(b)
+are the rms itself and the largest magnitude.
 
-Statistics are rounded, so what rounding explains is taken off each difference first. Ours are float64 sums. A tool that counts
-neither NaN nor infinities is a foreign one: it may have summed in float32 and rounded mean and rms to the tensor's own dtype.
-Minimum and maximum are elements, exact but for float64 and wide integers held as float32.
+Statistics are rounded, so the largest rounding error is subtracted from each difference first. Ours are float64 sums. A tool that counts
+neither NaN nor infinities is a foreign one: it may have summed in float32 and rounded mean and rms to the tensor's own dtype, and squares
+of small numbers underflow there. Minimum and maximum are elements, exact but for float64 and wide integers held as float32.
 
 The lowest and the largest number of a side's own dtype stand for an infinity where the dtypes differ (`torch.finfo(x.dtype).min` as a
-mask): they count as infinities, and how many there are follows from the rms, which they outweigh.
+mask): they count as infinities. Their number follows from the rms, which they outweigh.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _differences(left: Summary, right: Summary) -> dict[str, Metric]:
 
 
 def _difference(left: float | None, right: float | None) -> Metric:
-    """Subject minus reference; the same infinity on both sides is no difference."""
+    """Subtract the reference from the subject; the same infinity on both sides is no difference."""
     if left is None or right is None:
         sides = [side for side, value in (("subject", left), ("reference", right)) if value is None]
         return Undefined(f"not taken by the {' and the '.join(sides)}")
@@ -116,7 +116,7 @@ def _difference(left: float | None, right: float | None) -> Metric:
 
 
 def _nonfinite_disagree(left: Summary, right: Summary) -> bool:
-    """Whether NaN or infinities cannot stand at the same places."""
+    """Tell whether NaN or infinities cannot stand at the same places."""
     known = [(getattr(left, name), getattr(right, name)) for name in _COUNTS]
     if any(a is not None and b is not None and a != b for a, b in known):
         return True
@@ -135,7 +135,9 @@ def _shows_nan(summary: Summary) -> bool | None:
 
 
 def _shows_nonfinite(summary: Summary) -> bool | None:
-    """A foreign mean is NaN also where infinities of both signs met; a finite mean has met neither."""
+    """Tell whether any element is not finite. A foreign mean is NaN also where infinities of both signs met; a finite mean has met
+    neither.
+    """
     if summary.num_nonfinite is not None:
         return summary.num_nonfinite > 0
     if summary.mean is None or math.isinf(summary.mean):
@@ -172,7 +174,7 @@ def _lower_bound(subject: _Side, reference: _Side) -> float:
 
 
 def _excess(name: str, subject: _Side, reference: _Side) -> float:
-    """By how much a statistic differs beyond what its rounding on both sides explains."""
+    """Return how far a statistic differs beyond the rounding on both sides."""
     left: float | None = getattr(subject.summary, name)
     right: float | None = getattr(reference.summary, name)
     if left is None or right is None or not (math.isfinite(left) and math.isfinite(right)):
@@ -181,8 +183,8 @@ def _excess(name: str, subject: _Side, reference: _Side) -> float:
 
 
 def _rounding(name: str, side: _Side, other: _Side) -> float:
-    """How far a stored statistic may be from the true one. A side that does not tell how large its values are is taken to be like the
-    other: where it is not, they are further apart than any rounding.
+    """Bound the distance of a stored statistic from the true one. A side without a known magnitude is assumed to be as large as the other:
+    if it is not, the two differ by more than any rounding.
     """
     summary = side.summary
     value: float = abs(getattr(summary, name))
@@ -193,7 +195,8 @@ def _rounding(name: str, side: _Side, other: _Side) -> float:
         return 2.0**-52 * (1024 + summary.numel / 512) * scale
     own = DTYPES.get(side.dtype, DTYPES["bfloat16"])
     roundings = _MEAN_ROUNDINGS + (summary.numel / _NORM_ELEMENTS_PER_ROUNDING if name == "rms" else 0)
-    return value * max(own.eps, _FLOAT32_EPS) + roundings * _FLOAT32_EPS * scale + own.tiny
+    lost = math.sqrt(own.tiny if own.size_bytes > 4 else DTYPES["float32"].tiny) if name == "rms" else own.tiny
+    return value * max(own.eps, _FLOAT32_EPS) + roundings * _FLOAT32_EPS * scale + lost
 
 
 def _exceeds_float32(dtype: str) -> bool:
@@ -201,7 +204,7 @@ def _exceeds_float32(dtype: str) -> bool:
 
 
 def _largest_rms(side: _Side) -> float | None:
-    """An upper bound of the rms of a side, as small as its statistics allow; None where they allow none."""
+    """Bound the rms of a side from above, as tightly as its statistics allow; None where they allow no bound."""
     summary = side.summary
     bounds = []
     if summary.rms is not None and math.isfinite(summary.rms) and (summary.rms > 0 or not _is_foreign(summary)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements from values. One pass adds everything up (`numerics.difference`); this file turns the sums into metrics.
+"""Measure from values. One pass adds everything up (`numerics.difference`); this file turns the sums into metrics.
 
-Means, maxima, cosine and units in the last place are over the positions where both sides are finite. The shares `within_*` are
-over all elements: the same NaN or infinity on both sides is within, a disagreement is not. A complex number counts as two reals.
+Means, maxima, cosine and units in the last place are over the positions where both sides are finite. The shares `within_*` are over all
+elements: the same NaN or infinity on both sides counts as within, a disagreement does not. A complex number counts as two reals.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def measure_tensors(subject: TensorData, reference: TensorData) -> TensorMeasure
 
 
 def measure_sums(dtype: str, shape: tuple[int, ...], found: Difference, worst_subject: float, worst_reference: float) -> TensorMeasurement:
-    """The measurement of two tensors that were looked at; the dtype is that of the subject, the values are those at the worst place."""
+    """Turn the sums of a pass over two tensors into a measurement; the dtype is the subject's, the values are those at the worst place."""
     if not DTYPES[dtype].is_floating and found.ulp_counts is not None:
         found.max_abs = float(found.ulp_max)  # between integers the same, and exact where float64 is not
     worst = found.worst_place
@@ -45,7 +45,7 @@ def measure_sums(dtype: str, shape: tuple[int, ...], found: Difference, worst_su
 
 
 def measure_equal(record: TensorRecord, summary: Summary | None) -> TensorMeasurement:
-    """The measurement of two tensors known to be equal, without their values: from the statistics of either."""
+    """Measure two tensors that are known to be equal from the statistics of either, without reading their values."""
     numel = math.prod(record.shape) * (2 if record.dtype.startswith("complex") else 1)
     if summary is None:
         found = _measurement(_no_difference(numel, 0, 1.0))
@@ -55,7 +55,7 @@ def measure_equal(record: TensorRecord, summary: Summary | None) -> TensorMeasur
 
 
 def with_shape(found: TensorMeasurement, shape: tuple[int, ...], other: tuple[int, ...]) -> TensorMeasurement:
-    """The same values, measured in one shape, as they are measured in another."""
+    """Turn a measurement in one shape into the measurement of the same values in another."""
     if found.worst_index is None:
         return found
     position = 0
@@ -132,7 +132,9 @@ def _nothing_finite(found: Difference) -> Undefined:
 
 
 def _rms_error(found: Difference, finite: int) -> float:
-    """At least the largest error over the root of n, which a sum of squares that underflows or loses an integer would forget."""
+    """Return the rms error, at least the largest error over the root of n: a sum of squares that underflows, or loses an integer, would be
+    smaller.
+    """
     return max(math.sqrt(found.sum_squares / finite), found.max_abs / math.sqrt(finite))
 
 
@@ -194,7 +196,7 @@ def _unscaled(value: float, found: Difference) -> float:
 
 
 def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The indices of a position in row-major order."""
+    """Return the indices of a position in row-major order."""
     index: list[int] = []
     for size in reversed(shape):
         position, at = divmod(position, size)

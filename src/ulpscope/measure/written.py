@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements by the definitions of the older tools: of statistics as they stand in two dumps, and of two tensors.
+"""Measure by the definitions of the older tools: statistics as they stand in two dumps, and two tensors.
 
-What differs from our own definitions is the relative error where the reference is zero, and that a Euclidean distance grows with the
-number of elements. All else comes from the one measurement of two tensors.
+Their definitions differ from ours in two points: the relative error where the reference is zero, and a Euclidean distance that grows with
+the number of elements. All else comes from our own measurement of two tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ZEROS = (0.0, 0.0, 0.0, 0.0)
 
 
 def measure_statistics(pair: WrittenPair, numbers: OldNumbers | None = None) -> MeasuredPair:
-    """Subtract the statistics of two values, and keep the numbers of their tensors beside that."""
+    """Subtract the statistics of two values, and keep the numbers of their tensors beside the differences."""
     subject, reference = (value.statistics if value else _NOTHING for value in (pair.subject, pair.reference))
     statistics = tuple(zip(subject, reference, strict=True))
     if subject == reference and None not in subject and not pair.value.is_plain:
@@ -50,7 +50,7 @@ def _are_equal(subject: object, reference: object) -> bool:
 
 
 def difference_of(subject: object, reference: object) -> float | None:
-    """Subtract two numbers; None where one is none, or the difference has no value."""
+    """Subtract two numbers; None where one is no number, or the difference has no value."""
     if not isinstance(subject, _NUMBER) or not isinstance(reference, _NUMBER):
         return None
     try:
@@ -70,7 +70,7 @@ def _relative(difference: float | None, reference: float) -> float | None:
 
 
 def measure_two(subject: TensorData, reference: TensorData, measured: TensorMeasurement | None = None) -> OldNumbers:
-    """Measure two tensors, whose measurement may be known from a comparison of the same dumps."""
+    """Measure two tensors; `measured` is their measurement from a comparison of the same dumps, if there was one."""
     shapes = subject.shape, reference.shape
     if subject.shape != reference.shape:
         return OldNumbers(shapes=shapes)
@@ -91,7 +91,7 @@ def measure_two(subject: TensorData, reference: TensorData, measured: TensorMeas
 
 
 def _with_directions(errors: OldNumbers, found: TensorMeasurement, num_finite: int) -> OldNumbers:
-    """Add what a single number has not: cosine, Euclidean distance and shares."""
+    """Add the figures that a single number does not have: cosine, Euclidean distance and shares."""
     root = math.sqrt(found.numel)
     zeros = found.rms_subject * root <= _ZERO_LENGTH, found.rms_reference * root <= _ZERO_LENGTH
     own = found.cosine if isinstance(found.cosine, float) else None
@@ -117,12 +117,12 @@ def _or_zero(metric: Metric) -> float:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Twelve decimals; None for NaN."""
+    """Round to twelve decimals; None for NaN."""
     return None if value is None or math.isnan(value) else float(f"{value:.{_DECIMALS}f}")
 
 
 def zeros_and_finite(subject: TensorData, reference: TensorData) -> tuple[float, int]:
-    """The largest relative error at zeros of the reference, and the number of the subject's elements that are finite."""
+    """Return the largest relative error at zeros of the reference, and count the finite elements of the subject."""
     if KERNEL is not None and subject.dtype == reference.dtype and subject.dtype in ("float64", "float32"):
         ours, theirs, largest = flat_view(subject), flat_view(reference), ctypes.c_double()
         sides = KINDS[subject.dtype], address_of(ours), address_of(theirs), math.prod(subject.shape)
@@ -132,7 +132,7 @@ def zeros_and_finite(subject: TensorData, reference: TensorData) -> tuple[float,
 
 
 def zeros_and_finite_by_numpy(subject: TensorData, reference: TensorData) -> tuple[float, int]:
-    """Look at the same in blocks, in any dtype."""
+    """Return the same with NumPy, in blocks, for any dtype."""
     import numpy as np
 
     from ulpscope.numerics.casting import as_bytes, real_dtype, reals, widen

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nouns that travel between the stages: frozen, typed, standard library only."""
+"""Define the nouns that travel between the stages: frozen, typed, standard library only."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What only a search for infinities needs is made when it is asked for."""
+    """Import the nouns of the hunt for infinities when somebody asks for one of them: every other command does without."""
     if name not in ("NearMiss", "NonFinite", "NonFiniteCall", "NonFiniteEvent", "NonFiniteKind", "NonFiniteReport"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ulpscope.model import nonfinite

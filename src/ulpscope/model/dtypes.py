@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each dtype can represent. Names are canonical and without prefix: `bfloat16`, never `torch.bfloat16`."""
+"""Look up what each dtype can represent. Names are canonical and without prefix: `bfloat16`, never `torch.bfloat16`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DType:
 
     @property
     def eps(self) -> float:
-        """Distance from 1 to the next larger number; 0 where arithmetic is exact."""
+        """Return the distance from 1 to the next larger number; 0 where arithmetic is exact."""
         return 2.0**-self.mantissa if self.is_floating else 0.0
 
 

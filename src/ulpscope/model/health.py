@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training state over many steps: what was watched, one step of it, whole series, alerts, and two series compared.
+"""Define training state over many steps: the targets, one step, whole series, alerts, and two series compared.
 
-A target is what is watched: the gradient, the value, the update or an optimizer moment of a parameter (or of a layer, or of a
-parameter group), or what a module returns. A step holds six numbers for each target, in the order of `STATISTICS`, and they compose: those
-of two shards give those of the whole. Arrays are typed `Any` here, since this folder knows the standard library only; they are NumPy's.
+A target is one quantity that capture reads every step: the gradient, the value, the update or an optimizer moment of a parameter (or of a
+layer, or of a parameter group), or the result of a module. A step holds six numbers for each target, in the order of `STATISTICS`. They
+compose: the numbers of two shards give those of the whole. Arrays are typed `Any` here, since this folder knows the standard library only;
+they are NumPy's.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ __all__ = [
 ]
 
 STATISTICS = ("min", "max", "mean", "rms", "zero", "nonfinite")
-"""`min` and `max` are over everything but NaN, `mean` and `rms` over the finite elements, NaN where none is;
-`zero` and `nonfinite` are shares."""
+"""`min` and `max` are over everything but NaN, `mean` and `rms` over the finite elements, NaN where no element is finite; `zero` and
+`nonfinite` are shares."""
 
 Granularity: TypeAlias = Literal["parameter", "layer", "group"]
 HealthVerdict: TypeAlias = Literal["same", "together", "unrelated", "diverges"]
@@ -42,12 +43,12 @@ Signal: TypeAlias = Literal["presence", "finiteness", "setting", "repetition", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthTarget:
-    """What one row of every step is about.
+    """The target of one row of every step.
 
-    `kind` is gradient, unclipped (the gradient before clipping), parameter, update, activation, or moment.<key>. `numel` is
-    what this rank holds of it (1 for an activation, whose size may change), `global_numel` what all ranks hold together;
-    `is_counted` is False on a rank that holds a copy of a shard that another rank counts. `num_samples` positions of the whole
-    tensor have their signs kept; where a rank holds only some of them, `owned` has a bit for each that it holds.
+    `kind` is gradient, unclipped (the gradient before clipping), parameter, update, activation, or moment.<key>. `numel` counts the
+    elements that this rank holds (1 for an activation, whose size may change), `global_numel` those that all ranks hold together.
+    `is_counted` is False on a rank that holds a copy of a shard that another rank counts. The signs at `num_samples` positions of the whole
+    tensor are kept; on a rank that holds only some of the positions, `owned` has a bit for each of them that it holds.
     """
 
     kind: str
@@ -77,7 +78,7 @@ class HealthLayout:
 class HealthStep:
     """One step of one rank: `statistics` is float64 [targets, 6], `histograms` int64 [targets, bounds + 1] or None.
 
-    `signs` holds one bit for each sampled position, set where the value is positive, each target beginning at a whole byte.
+    `signs` holds one bit for each sampled position, set where the value is positive; each target begins at a whole byte.
     """
 
     step: int
@@ -112,7 +113,7 @@ class HealthSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """Something that a live run did and that its own past does not explain.
+    """A change in a live run that its own past does not explain.
 
     `kind` is nonfinite, exploding, vanishing, dead, stuck, repeated, ratio or replicas; `names` are the targets, worst first.
     """
@@ -130,9 +131,8 @@ class Alert:
 class SeriesPair:
     """The steps and targets of two series side by side.
 
-    Arrays are [steps, targets]: `subject` and `reference` hold the rms, `similarity` the share of equal signs, `equal` whether
-    everything that is known agrees bitwise, and `repeats_*` whether a side has exactly the row of the step before. `num_samples`
-    is [targets].
+    Arrays are [steps, targets]: `subject` and `reference` hold the rms, `similarity` the share of equal signs, `equal` whether all known
+    numbers agree bitwise, and `repeats_*` whether a side repeats the row of the step before exactly. `num_samples` is [targets].
     """
 
     steps: Any
@@ -153,7 +153,7 @@ class SeriesPair:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A parameter of which two ranks hold copies that were equal once: `rank` differs from the first rank from `step` on."""
+    """A parameter that two ranks hold copies of, equal at first: `rank` differs from the first rank from `step` on."""
 
     step: int
     rank: int
@@ -162,7 +162,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """Where one target of the subject leaves the reference: at `step`, seen in `signal`, `multiple` times what the rule allows."""
+    """The step at which one target of the subject leaves the reference, seen in `signal`, at `multiple` times what the rule allows."""
 
     step: int
     signal: Signal
@@ -177,12 +177,12 @@ class Departure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthComparison:
-    """Two watched runs, step by step. It holds no formatting; each renderer is a function of it.
+    """Two health runs, step by step. It holds no formatting; each renderer is a function of it.
 
-    `names` are the gradients in the order of the model and `numels` their sizes. `similarity` is the share of equal signs,
-    float64 [steps, names]; `log_ratio` the natural logarithm of the norm of
-    the subject's gradient over the reference's, the same shape; NaN where a side lacks it. `chance` is the share of equal signs of
-    unrelated runs, whose gradients agree no better than by chance from the first step on.
+    `names` are the gradients in the order of the model and `numels` their sizes. `similarity` is the share of equal signs, float64 [steps,
+    names]; `log_ratio`, of the same shape, the natural logarithm of the subject's gradient norm over the reference's; NaN where a side
+    lacks the gradient. `chance` is the share of equal signs of unrelated runs, whose gradients agree no better than by chance from the
+    first step on.
     """
 
     subject: RunInfo
@@ -212,5 +212,5 @@ class HealthComparison:
 
     @property
     def parted_at(self) -> int | None:
-        """The first step at which the runs are apart by more than their own noise."""
+        """Return the first step at which the runs are apart by more than their own noise."""
         return min((departure.step for departure in self.departures), default=None)

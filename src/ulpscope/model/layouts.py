@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a record tells that a tensor is sparse: it holds the values of the dense tensor that the sparse one stands for."""
+"""Mark the record of a sparse tensor: its values are those of the dense tensor that it stands for."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _AS_DENSE = "values of the dense tensor; its layout is "
 
 
 def as_dense(layout: str) -> str:
-    """Note that the values of a sparse tensor are those of the dense one."""
+    """Write the note of a sparse tensor whose record holds the values of the dense one."""
     return f"{_AS_DENSE}{layout}"
 
 
 def is_sparse(record: TensorRecord) -> bool:
-    """Whether the recorded values are those of the dense tensor that a sparse one stands for."""
+    """Tell whether a record of a sparse tensor holds the values of the dense one."""
     return record.note.startswith(_AS_DENSE)

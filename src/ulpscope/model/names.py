@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of calls and slots: the only place where a dotted name is parsed or formatted."""
+"""Parse and format the names of calls and slots: no other file takes a dotted name apart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FREE_SIGNS = {"eigh": (1,), "qr": (0, 1), "svd": (0, 2)}
 
 @dataclass(frozen=True, slots=True, order=True)
 class CallName:
-    """One call within a step: what was called, and how many times it had been called before.
+    """One call within a step: the operation, and how many times it was called before.
 
     >>> CallName.parse("functional.gelu.1")
     CallName(op='functional.gelu', index=1)
@@ -38,7 +38,7 @@ class CallName:
 
     @property
     def short(self) -> str:
-        """The operation without its namespace: `gelu` of `functional.gelu`, `mm` of `aten.mm.default`."""
+        """Return the operation without its namespace: `gelu` of `functional.gelu`, `mm` of `aten.mm.default`."""
         parts = [part for part in self.op.split(".") if part]
         if parts and parts[0] == "aten" and len(parts) > 1:
             return parts[1]
@@ -46,7 +46,7 @@ class CallName:
 
     @property
     def free_signs(self) -> tuple[int, ...]:
-        """Which results are unique only up to the signs of their rows or columns: factors of matrices."""
+        """Return the positions of the results that are unique only up to the signs of their rows or columns: factors of matrices."""
         return _FREE_SIGNS.get(self.short.removeprefix("linalg_"), ())
 
     @classmethod

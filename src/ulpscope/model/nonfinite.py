@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nouns of the non-finite watch: how to watch, what happened, and what nearly did."""
+"""Define the nouns of the hunt for inf and NaN: its options, the events, and the near misses."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ulpscope.model.runs import RunInfo
 __all__ = ["NearMiss", "NonFinite", "NonFiniteCall", "NonFiniteEvent", "NonFiniteKind", "NonFiniteReport"]
 
 NonFiniteKind: TypeAlias = Literal["made", "given", "received", "swallowed", "masked", "expected"]
-"""made: a call with finite inputs; given: it came with the data or another tensor from outside; received: from another rank;
-swallowed: made, and gone before it reached the loss or a gradient; masked: -inf that someone asked for; expected: GradScaler skipped the
-step."""
+"""made: a call with finite inputs made it; given: it came with the data or another tensor from outside; received: from another rank;
+swallowed: made, and gone before it reached the loss or a gradient; masked: -inf that the program asked for; expected: GradScaler skipped
+the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """How to watch for inf and NaN: `Capture(..., watch=NonFinite(limit=3))`.
+    """The options of the hunt for inf and NaN: `Capture(..., watch=NonFinite(limit=3))`.
 
-    After `limit` faults the watch takes itself off; None means never. `ring` is how many calls before and after are kept as summaries.
-    `raise_error` raises `NonFiniteError` where the value was made, or before the optimizer would use it. `saturation` counts the dtype's
-    largest number as an overflow; None asks each device whether it stops there. `calls` watches every call (True) or every module (False);
-    None watches every call on the CPU and every module on an accelerator, where a call costs too much. `passed_on` keeps wholly, and counts
-    for `limit`, every call that leaves something non-finite, also one that was given it; `raise_error` then raises at the limit.
-    `at_once` looks at each result before its call returns, and waits for an accelerator to do so. `on_event` is called with each call that
-    is kept wholly, as a `NonFiniteCall`; what it raises is raised in the program, at that call.
+    After `limit` faults the hunt stops; None means never. `ring` calls before a fault and after it are kept as summaries. `raise_error`
+    raises `NonFiniteError` where the value was made, or before the optimizer would use it. `saturation` counts the dtype's largest number
+    as an overflow; None asks each device whether it stops there. `calls` watches every call (True) or every module (False); None watches
+    every call on the CPU and every module on an accelerator, where a call costs too much. `passed_on` keeps wholly, and counts for `limit`,
+    every call with a non-finite result, even if an input was non-finite already; `raise_error` then raises at the limit. `at_once` looks at
+    each result before its call returns, and waits for an accelerator to do so. `on_event` is called with each call that is kept wholly, as
+    a `NonFiniteCall`; an exception from it reaches the program at that call.
     """
 
     limit: int | None = 1
@@ -48,9 +48,9 @@ class NonFinite:
 class NonFiniteCall:
     """One call that is kept wholly, as `NonFinite(on_event=...)` is told of it while it happens.
 
-    `kind` is what it did: made the values, was given them from outside, received them from another rank, passed them on, made -inf that
-    may be meant ("soft"), or handled a mask. Whether that does harm is known when the step is over. `tensors` are its inputs and results
-    themselves, as far as they still hold what the call was given; nobody may write to them.
+    `kind` is what the call did: it made the values, was given them from outside, received them from another rank, passed them on, made -inf
+    that may be meant ("soft"), or handled a mask. Only the end of the step shows whether that does harm. `tensors` are its inputs and
+    results themselves, except inputs that were overwritten since; do not write to them.
     """
 
     kind: Literal["made", "given", "received", "passed", "soft", "masked"]
@@ -60,10 +60,10 @@ class NonFiniteCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFiniteEvent:
-    """One call that is where non-finite values began, and what became of them.
+    """One call at which non-finite values began, and what became of them.
 
-    `needed` is the largest magnitude that the exact result has, `limit` the largest that the dtype holds. `num_passed` counts the later
-    calls of the step that passed the values on; `reached` names what they got to: loss, gradients, parameters.
+    `needed` is the largest magnitude of the exact result, `limit` the largest that the dtype holds. `num_passed` counts the later calls of
+    the step that passed the values on; `reached` names where they arrived: loss, gradients, parameters.
     """
 
     kind: NonFiniteKind
@@ -96,7 +96,7 @@ class NonFiniteEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearMiss:
-    """How near one call came to the ends of its dtype, over all steps and ranks.
+    """How near one call came to the ends of its dtype's range, over all steps and ranks.
 
     `headroom` is the dtype's largest number over the largest magnitude seen; the shares are of elements.
     """
@@ -117,7 +117,7 @@ class NearMiss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFiniteReport:
-    """Where inf and NaN began in one run: events in order of time, the faults among them first across all ranks, and the near misses."""
+    """Where inf and NaN began in one run: the events of all ranks in order of time, and the near misses. `first` is the first fault."""
 
     path: str
     info: RunInfo
@@ -133,5 +133,5 @@ class NonFiniteReport:
 
     @property
     def first(self) -> NonFiniteEvent | None:
-        """The first maker across all ranks; None where nothing is wrong."""
+        """Return the first fault across all ranks; None where there is none."""
         return next(iter(self.faults), None)

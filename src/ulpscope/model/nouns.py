@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dataclass` for nouns: that of the standard library with slots, and mostly frozen, made in a tenth of the time.
+"""Make dataclasses with slots, mostly frozen, in a tenth of the time that the standard library takes.
 
-Every command makes some sixty of them before it does anything. The library compiles six methods for each; here it is the one
-that has to be compiled to be quick, when the first object is made, and the rest is shared. What comes out is a dataclass to everybody:
-`fields`, `replace`, `asdict`, `==`, `hash` and `repr` do what they do for the library's.
+Every command makes some sixty of them before it does anything. The library compiles six methods for each class. Here only `__init__` is
+compiled, because it must be quick, and not before the first object is made; the other methods are shared. The result is a dataclass to
+every caller: `fields`, `replace`, `asdict`, `==`, `hash` and `repr` work as they do for the library's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(*, slots: bool, frozen: bool = False, kw_only: bool = False, order: bool = False) -> Any:
-        """The decorator."""
+        """Decorate a class: the arguments are those of `dataclasses.dataclass`."""
         assert slots, "a noun has slots"
         return lambda cls: _slotted(cls, _fields(cls, kw_only), frozen, order)
 
 
 def _fields(cls: Any, kw_only: bool) -> dict[str, dataclasses.Field[Any]]:
-    """The fields that the annotations of a class tell, as the library makes them."""
+    """Read the fields from the annotations of a class, as the library does."""
     assert cls.__bases__ == (object,), "a noun inherits from nothing"
     found = {}
     for name, kind in cls.__annotations__.items():
@@ -42,7 +42,7 @@ def _fields(cls: Any, kw_only: bool) -> dict[str, dataclasses.Field[Any]]:
 
 
 def _slotted(cls: Any, fields: dict[str, dataclasses.Field[Any]], frozen: bool, order: bool) -> Any:
-    """A class of the same content with slots in the place of the annotated names."""
+    """Build the class again with slots in place of the annotated names."""
     own = {name: value for name, value in cls.__dict__.items() if name not in fields and name not in ("__dict__", "__weakref__")}
     compared = [name for name, field in fields.items() if field.compare]
     content = {**(_FROZEN if frozen else _CHANGING), **_comparing(compared, order), **own}
@@ -59,7 +59,7 @@ def _slotted(cls: Any, fields: dict[str, dataclasses.Field[Any]], frozen: bool, 
 
 
 class _Init:
-    """Stands for `__init__` until somebody asks for it: of all nouns a command makes only some."""
+    """Stand for `__init__` until the first object is made, and compile it then: a command makes objects of only a few nouns."""
 
     def __get__(self, noun: Any, cls: Any) -> Any:
         names: dict[str, Any] = {"made": _Made}
@@ -71,7 +71,7 @@ class _Init:
 
 
 class _Made:
-    """Stands for a default that is made anew for each object."""
+    """Stand for a default that is made anew for each object."""
 
 
 def _init_lines(fields: tuple[dataclasses.Field[Any], ...], cls: Any, names: dict[str, Any]) -> list[str]:
@@ -136,7 +136,7 @@ _FROZEN = {**_CHANGING, "__setattr__": _refuse_set, "__delattr__": _refuse_delet
 
 
 def _parameters(frozen: bool, order: bool) -> Any:
-    """What the library remembers of the words that it was given."""
+    """Return the library's own record of the decorator's arguments."""
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(type("Noun", (), {"__doc__": "A noun."}))
     parameters = made.__dataclass_params__
     parameters.init = parameters.repr = parameters.eq = True

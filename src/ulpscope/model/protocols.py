@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seams between stages."""
+"""Declare the interfaces between stages: sinks, drafts of records, runs and renderers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["AbleSink", "DraftCall", "DraftTensor", "FrameSink", "Renderer", "Run
 
 
 class Sink(Protocol):
-    """Where capture writes, for one rank. Calls may come from several threads, one at a time."""
+    """The place where capture writes, for one rank. Calls may come from several threads, one at a time."""
 
     def begin_step(self, step: int) -> None:
         """Open a step; a step still open is closed first."""
@@ -32,7 +32,7 @@ class Sink(Protocol):
         """
 
     def note(self, entry: LedgerEntry) -> None:
-        """Write down what could not be done."""
+        """Write down something that capture could not do."""
 
     def end_step(self) -> None:
         """Close the open step, if any: from here on it is complete."""
@@ -43,7 +43,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkAbilities:
-    """Say what capture may do with a sink besides `Sink`; a sink that declares nothing can do none of it.
+    """Say what capture may do with a sink besides the methods of `Sink`; a sink that declares nothing can do none of it.
 
     With `is_thread_safe` one thread may keep a tensor while another writes a record. With `keeps_views` a content key may name a view of
     bytes that the sink holds (`view_content`). With `shows_overwritten` records show values that a call overwrites without reading them.
@@ -55,7 +55,7 @@ class SinkAbilities:
 
 
 class DraftTensor(Protocol):
-    """Say of a tensor what a `TensorRecord` says, without being one."""
+    """What a `TensorRecord` says of a tensor, before there is a record."""
 
     @property
     def slot(self) -> Slot: ...
@@ -80,9 +80,9 @@ class DraftTensor(Protocol):
 
 
 class DraftCall(Protocol):
-    """Say of a call what a `CallRecord` says, as capture has it: thousands of records a step are written from drafts alone.
+    """What a `CallRecord` says of a call, as capture has it: the store writes thousands of records a step from drafts alone.
 
-    The name of the call comes in two parts, `arguments` as (args, kwargs) or as the MessagePack of that, `modes` as the fields of `Modes`.
+    The name of the call comes in two parts, `arguments` as (args, kwargs) or as their MessagePack, `modes` as the fields of `Modes`.
     """
 
     @property
@@ -121,28 +121,28 @@ class AbleSink(Sink, Protocol):
 
 @runtime_checkable
 class FrameSink(Sink, Protocol):
-    """A sink that writes the frames of our own store: it takes many records in one go, and puts off work that has time."""
+    """A sink that writes the frames of our own store: it takes many records at once, and puts off work that can wait."""
 
     def write_drafts(self, drafts: Iterable[DraftCall]) -> None:
-        """Append records as capture has them."""
+        """Append records given as drafts."""
 
     def number_stack(self, stack: tuple[Frame, ...]) -> int:
         """Return the number of a stack in the file of the open step."""
 
     def write_frames(self, frames: bytes | memoryview, count: int) -> None:
-        """Append `count` records, given as the frames that the file consists of."""
+        """Append `count` records, given as frames in the format of the file."""
 
     def copy_closed_steps(self) -> None:
-        """Do the work on closed steps that was put off."""
+        """Do the work that was put off for closed steps."""
 
 
 def abilities_of(sink: Sink) -> SinkAbilities:
-    """Return what a sink declares."""
+    """Return the abilities that a sink declares."""
     return sink.abilities if isinstance(sink, AbleSink) else SinkAbilities()
 
 
 class Run(Protocol):
-    """A run that can be read: the noun that `open_run` returns."""
+    """A readable run: the noun that `open_run` returns."""
 
     @property
     def path(self) -> Path: ...
@@ -151,22 +151,22 @@ class Run(Protocol):
     def info(self) -> RunInfo: ...
 
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that wrote something, ascending."""
+        """Return the ranks that recorded anything, ascending."""
 
     def steps(self, rank: int) -> tuple[int, ...]:
-        """The steps that a rank recorded, ascending."""
+        """Return the steps that a rank recorded, ascending."""
 
     def records(self, rank: int, step: int) -> Iterator[CallRecord]:
-        """The records of one step in the order in which they were written."""
+        """Read the records of one step in the order in which they were written."""
 
     def tensor(self, rank: int, step: int, content: str) -> TensorData:
-        """The bytes of a kept tensor, without a copy where the format allows."""
+        """Return the bytes of a kept tensor, without a copy where the format allows."""
 
     def ledger(self, rank: int) -> tuple[LedgerEntry, ...]:
-        """What capture could not do."""
+        """Return what capture could not do."""
 
     def is_complete(self, rank: int, step: int) -> bool:
-        """Whether the step was closed by its writer."""
+        """Tell whether the writer closed the step."""
 
 
 class Renderer(Protocol):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What capture writes and stores read back: one record for each call and phase.
+"""Define what capture writes and stores read back: one record for each call and phase.
 
-Non-tensor arguments travel as plain values (None, bool, int, float, str, list, dict). What is none of
-these becomes a dict with one key that begins with `$`:
+Non-tensor arguments travel as plain values (None, bool, int, float, str, list, dict). Any other value becomes a dict with one key that
+begins with `$`:
 
     {"$tensor": "input.0"}   {"$dtype": "float32"}   {"$device": "cuda:0"}   {"$size": [2, 3]}
     {"$slice": [0, None, 2]}  {"$ellipsis": True}   {"$memory_format": "channels_last"}   {"$layout": "strided"}
@@ -40,15 +40,15 @@ RECEIVED_ROLES: dict[Phase, frozenset[Role]] = {
     "optimizer": frozenset({"gradient", "input"}),
     "end": frozenset(),
 }
-"""The roles of what enters a call, by phase; what else there is, is made by it (or, at step start, simply given)."""
+"""The roles of the slots that enter a call, by phase. The call makes the others (at step start they are simply given)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of one tensor, as far as the tool that made the run took them.
+    """Statistics of one tensor, as far as the tool that recorded the run took them.
 
-    `min` and `max` are over everything but NaN; `mean` and `rms` over the finite elements, summed in float64.
-    A complex number counts as two reals, a bool as 0 or 1. None means: not taken, or there is no such element.
+    `min` and `max` are over everything but NaN; `mean` and `rms` over the finite elements, summed in float64. A complex number counts as
+    two reals, a bool as 0 or 1. None means: not taken, or there is no such element.
     """
 
     numel: int
@@ -79,8 +79,8 @@ class Summary:
 class TensorRecord:
     """One tensor in one slot of a call.
 
-    `fingerprint` is `scheme:hex`; two are comparable only when their schemes are equal (ours is `u1`, see the
-    store format). `content` is what the run's `tensor()` takes; None when the values were not kept.
+    `fingerprint` is `scheme:hex`; two are comparable only when their schemes are equal (ours is `u1`, see the store format). `content` is
+    the key for the run's `tensor()`; None when the values were not kept.
     """
 
     slot: Slot
@@ -107,7 +107,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modes:
-    """What surrounds a call and changes what it computes."""
+    """The modes around a call that change what it computes."""
 
     autocast: str | None = None
     grad: bool = True
@@ -128,13 +128,13 @@ class Arguments:
 class CallRecord:
     """One phase of one call.
 
-    `order` is the position in execution order within its step and rank. In a backward record the slots
-    `input.*` are gradients of the call's outputs and `output.*` the gradients that this call contributes to its
-    inputs, each under the path of that input. Records of level `state` hold what is not a call: the parameters and buffers at step
-    start (`state.parameters`), the batch (`state.batch`), the random generators (`state.rng`, in `arguments`) and an
-    optimizer's step (`optimizer.AdamW`: hyper-parameters in `arguments`; slots gradient.<name> before the step, mutated.<name> the
-    parameters and state.<name>.<key> the optimizer's state after it). `state.end` tells what is otherwise than at the start of the step, at
-    its end: buffers, and the random generators in `arguments`. `recorded_as` is the name that another tool gave it.
+    `order` is the position in execution order within its step and rank. In a backward record the slots `input.*` are gradients of the
+    call's outputs and `output.*` the gradients that this call contributes to its inputs, each under the path of that input. Records of
+    level `state` are no calls. They hold the parameters and buffers at step start (`state.parameters`), the batch (`state.batch`), the
+    random generators (`state.rng`, in `arguments`) and an optimizer's step (`optimizer.AdamW`: hyper-parameters in `arguments`; slots
+    gradient.<name> before the step, mutated.<name> the parameters and state.<name>.<key> the optimizer's state after it). `state.end` holds
+    what changed between the start of the step and its end: buffers, and the random generators in `arguments`. `recorded_as` is the name
+    that another tool gave the call.
     """
 
     rank: int
@@ -154,22 +154,21 @@ class CallRecord:
 
     @property
     def source(self) -> Frame | None:
-        """The innermost line of the user's own code."""
+        """Return the innermost line of the user's own code."""
         return self.stack[0] if self.stack else None
 
     def receives(self, slot: Slot) -> bool:
-        """Whether the slot enters this call; what does not is made by it (or, at step start, simply given)."""
+        """Tell whether the slot enters this call. The call makes any other slot (at step start it is simply given)."""
         return slot.role in RECEIVED_ROLES[self.phase]
 
     @property
     def name(self) -> str:
-        """What `select` globs see: `module/call`."""
+        """Return the text that `select` globs match: `module/call`."""
         return f"{self.module}/{self.call}"
 
 
 def view_content(content: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> str:
-    """The key of a view of kept bytes: their hash, dtype and shape of the view and, where it does not simply consist of them, strides and
-    offset.
+    """Name a view of kept bytes: their hash, the dtype and shape of the view and, unless it is simply those bytes, strides and offset.
 
     >>> view_content("d41d8cd98f00b204e9800998ecf8427e:float32:6", "float32", (3, 2), (1, 3), 0)
     'd41d8cd98f00b204e9800998ecf8427e:float32:3x2:1x3:0'

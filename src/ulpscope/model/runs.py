@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What made a run."""
+"""Describe a run: the tool, the machine and the options that made it, and what capture could not do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What made a run: as much as its format tells."""
+    """The tool, machine and options that made a run, as far as its format tells."""
 
     format: str = "ulpscope"
     format_version: int = FORMAT_VERSION

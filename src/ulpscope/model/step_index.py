@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data-flow graph of one step of one side: calls are its nodes, tensors its edges.
+"""Index one step of one side as a data-flow graph: calls are its nodes, tensors its edges.
 
-Records hold no addresses, so a tensor is known by what it holds: fingerprint (or content key), dtype and shape. A value is numbered when
-a call makes it. It stays the same value while calls hand it on unchanged, and becomes another when a call makes the same bits anew; of
-memory that is written in place, each version is a value of its own. A view makes no new value of bits that are known: it looks at what
-was written through another view. What a module returns is the value that a call inside it made, and that call is its maker. Any other
-view is a value with a base; the base of a chain of views is the value that the first of them looks at. What a write through a view leaves
-in its base has no maker: records do not tell whose memory a view looks at. What is given at the start of a step was made there, unless a
-call before made it.
+Records hold no addresses, so a tensor is known by its values: fingerprint (or content key), dtype and shape. A value gets its number when a
+call makes it. It stays the same value while calls hand it on unchanged, and becomes another when a call makes the same bits anew; each
+version of memory that is written in place is a value of its own. A view of known bits makes no new value: it looks at what was written
+through another view. A module returns the value that a call inside it made, and that call is its maker. Any other view is a value with a
+base; the base of a chain of views is the value that the first of them looks at. A write through a view leaves a value in its base that has
+no maker: records do not tell whose memory a view looks at. A value given at the start of a step was made there, unless an earlier call made
+it.
 
 Each part is built when it is first asked for, in one pass over the slots.
 """
@@ -27,7 +27,7 @@ from ulpscope.model.records import RECEIVED_ROLES, CallRecord, TensorRecord
 __all__ = ["UNKNOWN", "CallParts", "ForwardCalls", "StepIndex", "call_key", "stepped_before"]
 
 UNKNOWN = -1
-"""The number of a value that nothing identifies, and the position of a call that is not there."""
+"""The number of a value without fingerprint and content key, and the position of a missing call."""
 
 T = TypeVar("T")
 
@@ -59,20 +59,20 @@ def _stepped(record: CallRecord) -> set[tuple[int | str, ...]]:
 
 
 class ForwardCalls(dict[Hashable, T]):
-    """Which forward call a backward record belongs to, while the records of a step pass by: the last one before it.
+    """Find the forward call of each backward record, while the records of a step pass by: the last one before it.
 
-    A recomputed call is the one whose values its backward used.
+    A recomputed call counts as the forward call, since its backward used the recomputed values.
     """
 
     __slots__ = ()
 
     def add(self, record: CallRecord, known: T) -> None:
-        """Remember what is known of a record, if it is a forward call."""
+        """Remember `known` for a forward record; ignore any other."""
         if record.phase == "forward":
             self[call_key(record)] = known
 
     def of(self, record: CallRecord) -> T | None:
-        """Return what is known of the forward call of a backward record."""
+        """Return what was remembered for the forward call of a backward record."""
         return self.get(call_key(record)) if record.phase == "backward" else None
 
 
@@ -89,8 +89,8 @@ _NOBODY, _CALL, _MODULE, _EITHER = 0, 1, 2, 3
 class _Values(NamedTuple):
     """Values by number: `place` is the slot that made each, or the first that had it, as position and number of the slot.
 
-    `of` has the values of the slots of each record, `made_by` says whether a module made it, or a call, or both, or neither; `reshaped` has
-    the earlier value of the same elements in another shape, where no call was recorded that gave it that shape.
+    `of` has the values of the slots of each record. `made_by` says whether a module made a value, or a call, or both, or neither.
+    `reshaped` has the earlier value of the same elements in another shape, if no recorded call reshaped it.
     """
 
     of: list[tuple[int, ...]]
@@ -132,7 +132,7 @@ class StepIndex:
 
     @cached_property
     def _calls(self) -> tuple[list[CallParts | None], list[int]]:
-        """The parts of the call of each record, and the position of its forward call."""
+        """Return the parts of the call of each record, and the position of its forward call."""
         known: dict[Hashable, CallParts] = {}
         parts: list[CallParts | None] = []
         forward: list[int] = []
@@ -164,7 +164,7 @@ class StepIndex:
         return self._calls[0][at]
 
     def forward(self, at: int) -> int:
-        """Return the forward call of a backward record: the last one before it, which is the recomputed one where there is one."""
+        """Return the forward call of a backward record: the last one before it, and so the recomputed one if it was recomputed."""
         return self._calls[1][at]
 
     def forward_of(self, record: CallRecord) -> CallRecord | None:
@@ -182,12 +182,12 @@ class StepIndex:
 
     @cached_property
     def parameters(self) -> list[CallRecord]:
-        """The records of parameters and buffers at the start of the step."""
+        """Return the records of parameters and buffers at the start of the step."""
         return [one for one in self.all_records() if one.phase == "start" and one.call.op == "state.parameters"]
 
     @cached_property
     def optimizer_steps(self) -> list[CallRecord]:
-        """The steps of optimizers, in order."""
+        """Return the records of optimizer steps, in order."""
         return [one for one in self.all_records() if one.phase == "optimizer"]
 
     # ---- values
@@ -242,7 +242,7 @@ class StepIndex:
         return found
 
     def _reshaped(self, found: _Values, value: int, slot: TensorRecord) -> int:
-        """The earlier value of the same bits, if it has as many elements of the same dtype."""
+        """Return the earlier value of the same bits, if it has as many elements of the same dtype."""
         if value == UNKNOWN:
             return UNKNOWN
         before = self._slot(*found.place[value])
@@ -278,19 +278,19 @@ class StepIndex:
         return self._slot(*self._values.place[value])
 
     def maker(self, value: int) -> int:
-        """Return the record that made a value; `UNKNOWN` for what came from outside."""
+        """Return the record that made a value; `UNKNOWN` if it came from outside."""
         found = self._values
         return found.place[value][0] if value != UNKNOWN and found.made_by[value] else UNKNOWN
 
     def readers(self, value: int) -> Sequence[int]:
-        """Return the records that received a value, in order; those that handed it on are among them."""
+        """Return the records that received a value, in order, including those that handed it on."""
         return self._values.readers[value] if value != UNKNOWN else ()
 
     # ---- views
 
     @cached_property
     def _viewed(self) -> list[int]:
-        """The value that each value is a view of, one step back."""
+        """Return the value that each value is a view of, one step back."""
         found, viewed = self._values, list(self._values.reshaped)
         ways: dict[int, _Ways] = {}
         for value, (maker, number) in enumerate(found.place):
@@ -306,7 +306,7 @@ class StepIndex:
         return _ends(self._viewed)
 
     def base(self, value: int) -> int:
-        """Return the value that a view looks at, through all views of views; of any other value itself."""
+        """Return the value that a view looks at, through all views of views; of any other value, itself."""
         return self._bases[value] if value != UNKNOWN else UNKNOWN
 
     # ---- gradients
@@ -324,9 +324,10 @@ class StepIndex:
         return next((value for place, one in places if (value := self.value(place, one)) != UNKNOWN), UNKNOWN)
 
     def takers(self, value: int) -> Sequence[CallParts]:
-        """Return the calls with backward records that took a value in a differentiable slot: its gradient is the sum of what they pass on.
+        """Return the calls with backward records that took a value in a differentiable slot: its gradient is the sum of the gradients they
+        pass on.
 
-        A call counts that took a view of the value which itself has no backward record.
+        A call that took a view of the value counts too, if the view itself has no backward record.
         """
         return self._takers.get(value, ())
 
@@ -353,7 +354,7 @@ class StepIndex:
 
 
 class _Ways(NamedTuple):
-    """What one call received, by what tells of its results that they look at it."""
+    """The values that one call received, by the marks that show a result to be a view of one of them."""
 
     by_bits: dict[Hashable, int]
     by_memory: dict[str, int]
@@ -376,7 +377,9 @@ class _Ways(NamedTuple):
         return cls(by_bits, by_memory, first if is_view(record.call.op) else UNKNOWN)
 
     def to(self, made: TensorRecord) -> int:
-        """The value that a result looks at: one of the same elements in another shape, or of the same memory, or what a view is given."""
+        """Return the value that a result looks at: the same elements in another shape, the same memory, or the first input of a view
+        operation.
+        """
         found = self.by_bits.get(_bits(made), UNKNOWN)
         if found == UNKNOWN and (memory := _memory(made)) is not None:
             found = self.by_memory.get(memory, UNKNOWN)
@@ -384,7 +387,7 @@ class _Ways(NamedTuple):
 
 
 def _ends(links: Sequence[int]) -> list[int]:
-    """Where each chain of links ends; one that comes back to itself ends where it was entered."""
+    """Follow each chain of links to its end; a cycle ends where it was entered."""
     ends = [UNKNOWN] * len(links)
     for start in range(len(links)):
         path, at = [], start
@@ -402,5 +405,5 @@ def _bits(slot: TensorRecord) -> Hashable:
 
 
 def _memory(slot: TensorRecord) -> str | None:
-    """The hash of the bytes that a kept tensor is a view of."""
+    """Return the hash of the bytes that a kept tensor is a view of."""
     return slot.content.partition(":")[0] if slot.content is not None and ":" in slot.content else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dump of an older tool states, word for word, and two such statements side by side.
+"""Carry what a dump of an older tool states, word for word, and two such statements side by side.
 
-A `CallRecord` says what a dump means: dtypes in our names, statistics as floats. A table of the older tools repeats what stands in the
-dump: its names, the texts of its dtypes, its numbers with the digits they have. These nouns carry that.
+A `CallRecord` says what a dump means: dtypes in our names, statistics as floats. A table of the older tools repeats the text of the dump:
+its names, its dtypes as it writes them, its numbers with the digits they have. These nouns carry that text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WrittenValue:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a number, a word or a truth."""
+        """Tell whether it is a plain argument: a number, a word or a truth value."""
         return self.dtype.startswith("<class")
 
 
@@ -66,7 +66,7 @@ class WrittenPair:
 
     @property
     def value(self) -> WrittenValue:
-        """The subject's value, or the reference's where the subject has none."""
+        """Return the subject's value, or the reference's where the subject has none."""
         value = self.subject or self.reference
         assert value is not None, "a pair has at least one side"
         return value
@@ -93,11 +93,11 @@ class WrittenCallPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldNumbers:
-    """The numbers of two tensors by the definitions of the older tools, rounded as they round them; None where there is none.
+    """The numbers of two tensors by the definitions of the older tools, rounded as they round them; None where undefined.
 
-    `numel` is None where the shapes differ, and where `failure` says why nothing could be measured. `disagreeing` counts the positions
-    where NaN or infinities stand on one side only; there are no numbers then. `zeros` tells which sides are zero throughout.
-    `cosine` is that of msprobe 26.x; in `old_cosine`, that of ptdbg and msprobe 1.x, directions that are nearly the same are the same.
+    `numel` is None where the shapes differ, and where `failure` says why no number could be measured. `disagreeing` counts the positions
+    where NaN or infinities stand on one side only; any such position leaves all numbers undefined. `zeros` tells which sides are zero
+    throughout. `cosine` is that of msprobe 26.x; in `old_cosine`, that of ptdbg and msprobe 1.x, nearly equal directions count as equal.
     """
 
     shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -117,10 +117,10 @@ class OldNumbers:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """Two values side by side with what was measured: of their statistics, and of their tensors where there are files.
+    """Two values side by side with the differences of their statistics and, where there are files, of their tensors.
 
-    `statistics` are max, min, mean and norm of subject and reference, None where there is none; `differences` subject less reference,
-    None where either is no number; `relative` the same as shares of the reference, infinite where that is zero and the subject is not.
+    `statistics` are max, min, mean and norm of subject and reference, None where missing; `differences` subject less reference, None where
+    either is no number; `relative` the same as shares of the reference, infinite where that is zero and the subject is not.
     """
 
     pair: WrittenPair

@@ -17,7 +17,7 @@
 #error "needs GNU vector extensions and a little-endian machine"
 #endif
 
-/* ULPSCOPE_PORTABLE leaves out what other machines do not have, so that a test can build here what they build. */
+/* ULPSCOPE_PORTABLE leaves out code for this machine alone, so that a test can build here what other machines build. */
 #if defined(__x86_64__) && !defined(ULPSCOPE_PORTABLE)
 #define ULPSCOPE_X86
 #endif
@@ -165,9 +165,9 @@ static const size_t SIZE[] = {8, 4, 2, 2, 8, 4, 2, 8, 4, 2, 1};
 static const int IS_WIDE[] = {1, 0, 0, 0, 1, 1, 0, 1, 1, 0, 0};
 
 enum { BLOCK = 4096, CODE_BLOCK = 32768, PAIR_BLOCK = 512, PAIR_LANES = 8, SLICES = 8 };
-enum { SEGMENT = 1 << 18, ROUND = 64, MOST_DIMS = 16 }; /* bytes, a multiple of every block; segments in flight; of a view */
+enum { SEGMENT = 1 << 18, ROUND = 64, MOST_DIMS = 16 }; /* bytes, a multiple of every block; segments in flight; dimensions of a view */
 
-/* What one block of a pair contributes. */
+/* The contribution of one block of a pair. */
 struct part {
     double max_abs, max_rel, sum_abs, sum_squares, sum_squares_subject, sum_squares_reference, sum_products;
     uint64_t beyond_1e4, beyond_1e3, beyond_5e3, sign_flips;
@@ -300,7 +300,7 @@ INLINE unsigned bucket(uint64_t distance) {
     return 8 * shift + (unsigned)(distance >> shift);
 }
 
-/* Takes what is not finite out of a block: zero on both sides, counted, and not kept for the distances. */
+/* Takes non-finite values out of a block: zero on both sides, counted, and not kept for the distances. */
 #define SCRUB(name, T)                                                                                                                     \
     static size_t scrub_##name(T *a, T *b, size_t n, size_t start, uint8_t *keep, struct difference *out) {                                \
         size_t nonfinite = 0;                                                                                                              \
@@ -341,7 +341,7 @@ struct counting {
     uint32_t slices[SLICES][BUCKETS];
 };
 
-/* Counts what is pending from position `from`, a multiple of the slices. */
+/* Counts the pending buckets from position `from`, a multiple of the slices. */
 static void count_rest(struct counting *counting, size_t from) {
     for (size_t i = from; i < counting->pending; i++)
         counting->slices[i % SLICES][counting->index[i]]++;
@@ -481,7 +481,7 @@ EXPORT void ulpscope_fingerprint(const void *data, size_t size_bytes, uint64_t s
 }
 
 /* Segments of one tensor that several threads take one after the other. Sums are added up within a segment and then in the order of the
- * segments, so they do not depend on who did which. */
+ * segments, so they do not depend on which thread took which segment. */
 struct segments {
     int kind, target;
     const uint8_t *data;
@@ -510,7 +510,7 @@ static void summarize_segments(void *argument) {
     restore(before);
 }
 
-/* Part of the bytes of a view, in the order of its indices. */
+/* Copies a part of the bytes of a view, in the order of its indices. */
 static void gather_part(const struct segments *job, size_t start, size_t length, uint8_t *to) {
     size_t index[MOST_DIMS], rest = start / job->piece, inner = start % job->piece;
     const uint8_t *from = job->data;
@@ -548,9 +548,9 @@ static void summarize_gathered(void *argument) {
     restore(before);
 }
 
-/* 0, or -1 where the size is no whole number of elements. `values` is the table of CODES, else unused. With `dims` the data are pieces of
- * `piece` bytes, as many as the extents say, `strides` bytes apart. `parallel`, where it is given, calls a function with its argument in each
- * of so many threads and returns when all are done; its last argument is 0. */
+/* Returns 0, or -1 where the size is no whole number of elements. `values` is the table of CODES, else unused. With `dims` the data are
+ * pieces of `piece` bytes, as many as the extents say, `strides` bytes apart. `parallel`, where it is given, calls a function with its
+ * argument in each of so many threads and returns when all are done; its last argument is 0. */
 EXPORT int ulpscope_summarize(int kind, const void *data, size_t size_bytes, size_t piece, size_t dims, const size_t *extents,
                               const size_t *strides, const double *values, double tiny, struct summary *out, int target,
                               void (*parallel)(void (*)(void *), void *, unsigned, unsigned), unsigned threads) {
@@ -614,7 +614,7 @@ EXPORT int ulpscope_difference(int kind, const void *subject, const void *refere
     return 0;
 }
 
-/* `count` items of `size` bytes that lie `stride` bytes apart. */
+/* Copies `count` items of `size` bytes that lie `stride` bytes apart. */
 INLINE uint8_t *gather_row(const uint8_t *from, size_t count, size_t stride, size_t size, uint8_t *to) {
     typedef uint64_t UNALIGNED eight;
     typedef uint32_t UNALIGNED four;
@@ -638,12 +638,12 @@ static uint8_t *gather_rows(const uint8_t *from, size_t size, size_t dims, const
     return to;
 }
 
-/* The items of a view of one dimension or more, one after the other; strides are in bytes. All lie within the data. */
+/* Copies the items of a view of one dimension or more, one after the other; strides are in bytes. All lie within the data. */
 EXPORT void ulpscope_gather(const void *data, size_t size, size_t dims, const size_t *extents, const size_t *strides, void *out) {
     gather_rows(data, size, dims, extents, strides, out);
 }
 
-/* How many elements of the subject are finite, and the largest of those that stand where the reference is zero. */
+/* Counts the finite elements of the subject, and finds the largest of those that stand where the reference is zero. */
 #define AT_ZEROS(name, S, EXPONENT, FLOAT)                                                                                                 \
     static size_t name(const void *subject, const void *reference, size_t numel, double *largest) {                                        \
         typedef S UNALIGNED bits;                                                                                                          \
@@ -670,13 +670,13 @@ EXPORT void ulpscope_gather(const void *data, size_t size, size_t dims, const si
 AT_ZEROS(at_zeros_f64, int64_t, 0x7FF0000000000000, double)
 AT_ZEROS(at_zeros_f32, int32_t, 0x7F800000, float)
 
-/* Of float64 and float32 only. */
+/* Takes float64 and float32 only. */
 EXPORT size_t ulpscope_at_zeros(int kind, const void *subject, const void *reference, size_t numel, double *largest) {
     return kind == FLOAT64 ? at_zeros_f64(subject, reference, numel, largest) : at_zeros_f32(subject, reference, numel, largest);
 }
 
 #if defined(ULPSCOPE_FILES)
-/* Pairs of tensors in files: read, verified, put in order and compared without the interpreter. What goes wrong is not told here: the caller
+/* Pairs of tensors in files: read, verified, put in order and compared without the interpreter. An error is not described here: the caller
  * looks at such a pair again and finds out. */
 
 INLINE uint64_t read64(const uint8_t *p) {
@@ -761,7 +761,7 @@ static int read_kept(const struct kept *kept, uint64_t at, size_t length, uint8_
     return 1;
 }
 
-/* One pair that consists of the bytes, part by part: whatever its size, only the parts are in memory. */
+/* Compares one pair that is all of the bytes, part by part: only two parts are in memory, at any size of the tensors. */
 static int compare_in_parts(const struct unit *unit, const struct view *view, struct result *result, uint8_t *scratch, int target) {
     (void)target;
     const uint8_t *parts[2] = {scratch + STRIPE, scratch + 2 * STRIPE + CHUNK};
@@ -796,7 +796,7 @@ static const uint8_t *in_order(const uint8_t *data, const struct layout *layout,
     return to;
 }
 
-/* Several pairs in the same bytes, which are read once. */
+/* Compares several pairs in the same bytes, which are read once. */
 static int compare_views(const struct unit *unit, const struct view *views, const size_t *numbers, struct result *results, uint8_t *scratch,
                          int target) {
     (void)target;
@@ -827,7 +827,7 @@ static int compare_views(const struct unit *unit, const struct view *views, cons
     return 1;
 }
 
-/* Does one unit unless somebody has begun it. */
+/* Does one unit unless another thread has begun it. */
 static void compare_unit(const struct units *all, uint64_t at, uint8_t *scratch, int target) {
     struct unit *unit = &all->units[at];
     uint64_t state = WAITING;
@@ -892,7 +892,7 @@ typedef int32_t V_I32S __attribute__((vector_size(WIDTH)));
 typedef float V_F32S __attribute__((vector_size(WIDTH)));
 
 #define PER (WIDTH / 8)    /* doubles in a vector */
-#define LANES 16           /* of a sum: the same for every width */
+#define LANES 16           /* lanes of a sum: the same for every width */
 #define REGISTERS (LANES / PER)
 #define WIDEN(vector) __builtin_convertvector(vector, V_F64)
 /* Some compilers convert a vector half by half. */
@@ -918,7 +918,7 @@ LOADER(u16, V_U16)
 LOADER(i16, V_I16)
 #undef LOADER
 
-/* Decoding one vector of elements to doubles. `finite` zeroes what is NaN or infinite. */
+/* Decode one vector of elements to doubles. With `finite`, NaN and infinities become zero. */
 INLINE V_F64 NAME(decode_float64)(const void *p, int finite) {
     V_U64 u = NAME(load_u64)(p);
     if (finite)
@@ -972,7 +972,7 @@ INLINE V_F64 NAME(decode_uint16)(const void *p, int finite) {
 }
 
 INLINE V_F64 NAME(magnitude)(V_F64 x) { return (V_F64)((V_U64)x & 0x7FFFFFFFFFFFFFFFu); }
-/* The larger, the bits of what is above, and sum + x * y where the product is exact, so that fusing it changes nothing. */
+/* The larger value, a bit for each lane that is above, and sum + x * y for exact products, where fusing changes no bit. */
 #if WIDTH == 64
 INLINE V_F64 NAME(maximum)(V_F64 x, V_F64 y) { return (V_F64)_mm512_max_pd((__m512d)x, (__m512d)y); }
 INLINE unsigned NAME(above)(V_F64 x, V_F64 y) { return _mm512_cmp_pd_mask((__m512d)x, (__m512d)y, _CMP_GT_OQ); }
@@ -1213,7 +1213,7 @@ static void NAME(summarize)(int kind, const uint8_t *p, size_t size_bytes, const
         summarize_codes(counts, values, tiny, out);
 }
 
-/* Decoding a block to doubles or, where these hold every value, to floats, padded with zeros to whole vectors. */
+/* Decode a block to doubles or, where floats hold every value, to floats, padded with zeros to whole vectors. */
 #define DECODE_BLOCK(type, storage)                                                                                                        \
     BLOCKWISE void NAME(decode_block_##type)(const uint8_t *p, size_t n, double *out) {                                                    \
         size_t i = 0;                                                                                                                      \
@@ -1253,7 +1253,7 @@ DECODE_NARROW(codes, uint8_t, CODED)
 #undef CODED
 #undef DECODE_NARROW
 
-/* What a block's values are read from: `out`, or the block itself where nothing has to be decoded. */
+/* Return where a block's values are read from: `out`, or the block itself where nothing has to be decoded. */
 BLOCKWISE const void *NAME(decode_block)(int kind, const uint8_t *p, size_t n, const double *values, double *out) {
     const size_t padded = (n + PAIR_LANES - 1) / PAIR_LANES * PAIR_LANES, size = IS_WIDE[kind] ? 8 : 4;
     switch (kind) {
@@ -1302,7 +1302,7 @@ INLINE uint32_t NAME(largest)(V_U32S parts) {
 }
 
 /* Distances in units in the last place of a block become buckets. Values of one sign are as far apart as their bits, of two signs as their
- * magnitudes together. What is not kept counts as 0. */
+ * magnitudes together. Positions that are not kept count as 0. */
 BLOCKWISE void NAME(buckets_float32)(const uint8_t *subject, const uint8_t *reference, size_t n, const uint8_t *keep, uint32_t *index,
                                      struct difference *out) {
     const size_t per = WIDTH / 4;
@@ -1455,7 +1455,7 @@ INLINE double NAME(load_value)(const void *values, size_t at, int wide) {
     return value;
 }
 
-/* Sums, and a bit in `far` for each position where the sides are more than `limit` of the reference apart, or as much where they are wide. */
+/* Adds up sums, and sets a bit in `far` where the sides are more than `limit` of the reference apart; for wide values also at the limit. */
 INLINE void NAME(sum_values)(const void *a, const void *b, size_t padded, int wide, double limit, struct part *part,
                              uint8_t far[PAIR_BLOCK / 8], struct counting *counting) {
     const size_t pending = counting->pending;
@@ -1489,7 +1489,7 @@ INLINE void NAME(sum_values)(const void *a, const void *b, size_t padded, int wi
     count_rest(counting, padded);
 }
 
-/* A larger ratio than any before. Shrinking the bound by more than two roundings lets nothing through unseen. */
+/* Keeps the largest ratio. Callers shrink the bound by more than two roundings, so no larger ratio is missed. */
 INLINE void NAME(add_ratio)(double x, double y, struct part *part) {
     double size = from_bits64(bits64(x - y) & MAGNITUDE), scale = from_bits64(bits64(y) & MAGNITUDE), ratio = scale != 0 ? size / scale : 0;
     part->max_rel = ratio > part->max_rel ? ratio : part->max_rel;
@@ -1504,7 +1504,7 @@ INLINE size_t NAME(count_bits)(const uint8_t bits[PAIR_BLOCK / 8], size_t padded
     return many;
 }
 
-/* Many positions of a block are far: leaves in `far` only those with a ratio that may be larger than all before. */
+/* Handles a block with many far positions: leaves in `far` only those whose ratio may be larger than all before. */
 INLINE void NAME(add_many_far)(const void *a, const void *b, size_t padded, int wide, uint8_t far[PAIR_BLOCK / 8], struct part *part) {
     const double limit = part->max_rel * SHRINK;
     uint8_t beyond[3][PAIR_BLOCK / 8], flips[PAIR_BLOCK / 8];
@@ -1541,7 +1541,7 @@ INLINE void NAME(add_far_value)(double x, double y, struct part *part) {
     part->sign_flips += (bits64(x) ^ bits64(y)) >> 63 & (x != 0) & (y != 0);
 }
 
-/* What is only asked of positions that are far: larger ratios, thresholds, changes of sign. Mostly few are. */
+/* Looks at the far positions only, for larger ratios, thresholds and changes of sign. Mostly few are far. */
 INLINE void NAME(add_far)(const void *a, const void *b, size_t padded, int wide, uint8_t far[PAIR_BLOCK / 8], struct part *part) {
     uint64_t words[PAIR_BLOCK / 64] = {0};
     const int is_many = NAME(count_bits)(far, padded) > padded / 16;
@@ -1593,7 +1593,7 @@ BLOCKWISE void NAME(add_part)(const struct part *part, size_t elements, struct d
     out->sign_flips += part->sign_flips;
 }
 
-/* A block whose bytes are the same on both sides. */
+/* Adds a block whose bytes are the same on both sides. */
 BLOCKWISE void NAME(add_equal_block)(int wide, const void *values, void *a, size_t n, size_t padded, struct difference *out) {
     double sum = wide ? NAME(squares_wide)(values, padded) : NAME(squares_narrow)(values, padded);
     size_t nonfinite = 0;
@@ -1632,7 +1632,7 @@ INLINE void NAME(add_values)(int wide, const void *a, const void *b, size_t padd
         NAME(add_far_narrow)(a, b, padded, far, part);
 }
 
-/* A part of two tensors: `numel` elements from position `first`, a multiple of the block. Parts come in their order. */
+/* Adds a part of two tensors: `numel` elements from position `first`, a multiple of the block. Parts come in their order. */
 static void NAME(difference)(int kind, const uint8_t *subject, const uint8_t *reference, size_t first, size_t numel, const double *values,
                              const int64_t *order, struct counting *counting, struct difference *out) {
     double a[PAIR_BLOCK] __attribute__((aligned(64))), b[PAIR_BLOCK] __attribute__((aligned(64)));

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for tensors that are looked at and forgotten: fresh memory costs several times what is done with it, so it is used again.
+"""Lend memory for tensors that are read once and dropped: fresh memory costs several times the work on it, so it is used again.
 
-A room is free when nobody holds a view of it any more, which Python tells by letting it change its size.
+A room is free when no view of it is left; Python shows that by letting the room change its size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _lock = Lock()
 
 
 def room_for(size: int) -> memoryview:
-    """Room for so many bytes, whatever stood there before."""
+    """Return room for so many bytes; it holds leftovers."""
     if size > LARGEST_KEPT:
         return memoryview(bytearray(size))
     with _lock:

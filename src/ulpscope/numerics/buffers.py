@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw bytes of tensors without NumPy: where they lie, how many there are, and the value at one position."""
+"""Read raw bytes of tensors without NumPy: their address, their number, and the value at one position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FORMATS = {
     "uint32": "<I",
     "uint16": "<H",
 }
-# exponent bits, stored fraction bits, exponent bias, and which codes are special
+# exponent bits, stored fraction bits, exponent bias, and which codes are NaN or infinite
 _FLOAT8 = {
     "float8_e4m3fn": (4, 3, 7, "fn"),
     "float8_e5m2": (5, 2, 15, "ieee"),
@@ -62,7 +62,7 @@ _release_buffer.restype = None
 
 
 def address_of(buffer: Any) -> int:
-    """Where a contiguous buffer lies. The address is good for as long as the caller keeps the buffer."""
+    """Return the address of a contiguous buffer. It is good for as long as the caller keeps the buffer."""
     view = _Buffer()
     _get_buffer(buffer, ctypes.byref(view), 0)
     address: int = view.buf or 0
@@ -71,7 +71,7 @@ def address_of(buffer: Any) -> int:
 
 
 def flat_view(data: TensorData) -> memoryview:
-    """The bytes of a tensor, without a copy; their number must fit the shape."""
+    """Return the bytes of a tensor, without a copy; refuse a number of bytes that does not fit the shape."""
     view = memoryview(data.buffer)
     expected = math.prod(data.shape) * dtype(data.dtype).size_bytes
     if view.nbytes != expected:
@@ -92,12 +92,12 @@ def flat_view(data: TensorData) -> memoryview:
 
 
 def real_dtype(name: str) -> str:
-    """The dtype of the reals that a tensor consists of: that of one part for a complex dtype, else the dtype itself."""
+    """Return the dtype of the reals in a tensor: that of one part for a complex dtype, else the dtype itself."""
     return _REAL.get(name, name)
 
 
 def value_at(name: str, raw: memoryview, position: int) -> float:
-    """One of the reals of a tensor, by its position among them."""
+    """Return one of the reals of a tensor, by its position among them."""
     name = real_dtype(name)
     if name == "bfloat16":
         (bits,) = struct.unpack_from("<H", raw, 2 * position)
@@ -111,7 +111,7 @@ def value_at(name: str, raw: memoryview, position: int) -> float:
 
 @cache
 def code_values(name: str) -> array[float]:
-    """The value of each of the 256 codes of a one-byte dtype."""
+    """Return the value of each of the 256 codes of a one-byte dtype."""
     if name == "bool":
         return array("d", [0.0] + [1.0] * 255)
     if name in ("uint8", "int8"):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw bytes to NumPy values without a framework.
+"""Turn raw bytes into NumPy values without a framework.
 
-NumPy has no bfloat16 and no float8, so a tensor travels in a *carrier*: an array whose elements hold the same bits
-(uint16 for bfloat16, uint8 for float8). `widen` turns a block of a carrier into float64 values; a complex number
-becomes two reals, a bool 0 or 1. Widening is exact for everything but 64-bit integers beyond 2**53.
+NumPy has no bfloat16 and no float8, so a tensor travels in a *carrier*: an array whose elements hold the same bits (uint16 for bfloat16,
+uint8 for float8). `widen` turns a block of a carrier into float64 values; a complex number becomes two reals, a bool 0 or 1. Widening is
+exact for everything but 64-bit integers beyond 2**53.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _CARRIERS = {
 
 
 def as_bytes(data: TensorData) -> npt.NDArray[np.uint8]:
-    """The bytes of a tensor as a flat array, without a copy; their number must fit the shape."""
+    """Return the bytes of a tensor as a flat array, without a copy; refuse a number of bytes that does not fit the shape."""
     return np.frombuffer(flat_view(data), np.uint8)
 
 
 class _Memory:
-    """Bytes at an address, for NumPy to look at."""
+    """Bytes at an address, in the form that NumPy reads."""
 
     __slots__ = ("__array_interface__",)
 
@@ -60,24 +60,24 @@ class _Memory:
 
 
 def bytes_at(address: int, size_bytes: int) -> npt.NDArray[np.uint8]:
-    """A view of memory that the caller keeps alive."""
+    """View memory that the caller keeps alive."""
     return np.asarray(_Memory(address, size_bytes)) if size_bytes else np.empty(0, np.uint8)
 
 
 def as_array(data: TensorData) -> npt.NDArray[Any]:
-    """The tensor in its carrier dtype and shape, without a copy; complex32 gets a last axis for its two parts."""
+    """Return the tensor in its carrier dtype and shape, without a copy; complex32 gets a last axis for its two parts."""
     if data.dtype == "complex32":
         return as_bytes(data).view("<f2").reshape(*data.shape, 2)
     return as_bytes(data).view(_CARRIERS[data.dtype]).reshape(data.shape)
 
 
 def reals(name: str, raw: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-    """Raw bytes as a flat carrier of reals."""
+    """View raw bytes as a flat carrier of reals."""
     return raw.view(_CARRIERS[real_dtype(name)])
 
 
 def widen(name: str, carrier: npt.NDArray[Any]) -> Float64Array:
-    """The values of a block as float64; complex values as a flat array of parts."""
+    """Widen a block to float64; complex values become a flat array of parts."""
     if carrier.dtype.kind == "c":
         carrier = np.ascontiguousarray(carrier).reshape(-1).view(f"<f{carrier.dtype.itemsize // 2}")
     if name == "bfloat16":
@@ -92,7 +92,7 @@ def widen(name: str, carrier: npt.NDArray[Any]) -> Float64Array:
 
 @cache
 def byte_values(name: str) -> Float64Array:
-    """The value of each of the 256 codes of a one-byte dtype."""
+    """Return the value of each of the 256 codes of a one-byte dtype."""
     values: Float64Array = np.array(code_values(name))
     values.flags.writeable = False
     return values

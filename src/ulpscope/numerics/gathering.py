@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The elements of a strided view, one after the other: by the compiled kernel, else NumPy. Only bytes matter, not what they mean.
+"""Copy the elements of a strided view, one after the other: by the compiled kernel, else NumPy. Only bytes matter, not what they mean.
 
 Nothing is checked here: the caller knows that the view has elements and lies within the bytes.
 """
@@ -20,7 +20,9 @@ __all__ = ["gathered", "pieces"]
 def gathered(
     data: memoryview, size: int, shape: Sequence[int], strides: Sequence[int], offset: int, kernel: ctypes.CDLL | None = KERNEL
 ) -> memoryview:
-    """The elements of `size` bytes in the order of their indices; strides and offset count elements. Without a kernel NumPy does it."""
+    """Return the elements of `size` bytes in the order of their indices; strides and offset count elements. Without a kernel NumPy does
+    it.
+    """
     piece, extents, steps = pieces(size, shape, strides)
     first = offset * size
     if not extents:
@@ -34,7 +36,9 @@ def gathered(
 
 
 def pieces(size: int, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, list[int], list[int]]:
-    """How many bytes lie together, and the extents and steps in bytes of what is left: dimensions that continue one another are one."""
+    """Return how many bytes lie together, and the extents and steps in bytes of the other dimensions; dimensions that continue one another
+    are merged.
+    """
     piece = size
     extents: list[int] = []
     steps: list[int] = []

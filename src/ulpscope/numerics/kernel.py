@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and opens the compiled kernel. It is optional: without it, or with ULPSCOPE_NO_KERNEL=1, NumPy does the work.
+"""Find and open the compiled kernel. It is optional: without it, or with ULPSCOPE_NO_KERNEL=1, NumPy does the work.
 
-The library is called through ctypes, which releases the interpreter lock for the length of a call.
+Python calls the library through ctypes, which releases the interpreter lock for the length of a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEST_TARGET = -1
 
 
 def open_kernel() -> ctypes.CDLL | None:
-    """The kernel built beside this file, or None."""
+    """Open the kernel built beside this file; None if there is none that fits."""
     for suffix in EXTENSION_SUFFIXES:
         path = f"{os.path.dirname(__file__)}/_kernel{suffix}"  # noqa: PTH120
         if os.path.isfile(path):  # noqa: PTH113
@@ -34,7 +34,7 @@ def open_kernel() -> ctypes.CDLL | None:
 
 
 def load_kernel(path: Path | str) -> ctypes.CDLL:
-    """The kernel in a shared library, its functions declared."""
+    """Load the kernel from a shared library and declare its functions."""
     library = ctypes.CDLL(str(path))
     if library.ulpscope_version() != VERSION:
         raise OSError(f"'{path}' was built from another version of _kernel.c; build it again")
@@ -57,7 +57,7 @@ def load_kernel(path: Path | str) -> ctypes.CDLL:
 
 
 def kernel_name() -> str:
-    """What does the arithmetic on tensors here, and with which instructions."""
+    """Name the code that does the arithmetic on tensors here, and its instructions."""
     if KERNEL is None:
         return "NumPy, switched on by ULPSCOPE_NO_KERNEL" if os.environ.get("ULPSCOPE_NO_KERNEL") == "1" else "NumPy, no compiled kernel"
     return f"compiled kernel, {_level_names()[KERNEL.ulpscope_level()]}"

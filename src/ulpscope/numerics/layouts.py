@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Python shares with `_kernel.c`."""
+"""Declare the constants and structures that Python shares with `_kernel.c`."""
 
 from __future__ import annotations
 

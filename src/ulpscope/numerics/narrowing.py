@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float64 values rounded to a narrower floating dtype, and the size of a unit in the last place of such a dtype. NumPy only."""
+"""Round float64 values to a narrower floating dtype, and give the size of a unit in the last place of such a dtype. NumPy only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WITHOUT_INFINITY = ("fn", "fnuz", "fnu")
 
 
 def units(known: DType, values: Float64Array) -> Float64Array:
-    """The distance between neighbouring numbers of the dtype at each finite value."""
+    """Return the distance between neighbouring numbers of the dtype at each finite value."""
     lowest = math.frexp(known.tiny)[1] - 1
     exponents = np.maximum(np.frexp(values)[1] - 1, lowest)
     found: Float64Array = np.ldexp(1.0, exponents - known.mantissa)
@@ -25,7 +25,7 @@ def units(known: DType, values: Float64Array) -> Float64Array:
 
 
 def narrow(known: DType, values: Float64Array) -> Float64Array:
-    """To the nearest number of the dtype, ties to even; beyond the largest to infinity, or to NaN where the dtype has none.
+    """Round to the nearest number of the dtype, ties to even; beyond the largest to infinity, or to NaN where the dtype has none.
 
     >>> from ulpscope.model import dtype
     >>> narrow(dtype("float16"), np.array([0.1, 70000.0])).tolist()

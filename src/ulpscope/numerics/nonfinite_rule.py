@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which non-finite values a call received and left, and what that says about the call.
+"""Tell which non-finite values a call received and left, and what that says about the call.
 
-The same rules serve the live watch and the analysis of a recorded run. Values are told apart by kind: NaN, +inf, -inf, and the dtype's own
+The same rules serve the live hunt and the analysis of a recorded run. Values are told apart by kind: NaN, +inf, -inf, and the dtype's own
 finite limit where a device stops there instead of overflowing. -inf is the usual mask, so it is not an accusation by itself.
 """
 
@@ -40,22 +40,22 @@ class Kinds(Flag):
 
     @property
     def is_mask(self) -> bool:
-        """Whether nothing but -inf is there."""
+        """Tell whether only -inf is there."""
         return self is Kinds.NEGINF
 
 
 CLEAN = Kinds(0)
 MASK_NOTE = "a mask: what is not finite in it was asked for"
-"""The note on a tensor that the live watch found to be one."""
+"""The note on a tensor that the live hunt found to be a mask."""
 
 Origin: TypeAlias = Literal["made", "given", "soft", "masked"]
-"""Where non-finite values in a tensor came from: a call that made them, outside of everything seen, a call that made -inf and may
-have meant to, or somebody who asked for them."""
+"""Where non-finite values in a tensor came from. made: a call made them; given: from outside of all recorded calls; soft: a call made -inf
+and may have meant to; masked: the program asked for them."""
 Passage: TypeAlias = Literal["clean", "made", "given", "soft", "masked", "passed", "swallowed"]
-"""What one call did: nothing to tell; made them; had them from outside; made -inf that may be meant; handled a mask; passed them on;
-made them vanish."""
+"""What one call did. clean: no non-finite value; made: it made them; given: it had them from outside; soft: it made -inf that may be meant;
+masked: it handled a mask; passed: it passed them on; swallowed: it made them vanish."""
 
-# Moves and selections of values: what is not finite there was so before.
+# Moves and selections of values: a non-finite result was non-finite before.
 _MOVES = frozenset(
     """
     view view_as reshape reshape_as flatten unflatten ravel contiguous transpose transpose_ t t_ permute movedim moveaxis swapaxes swapdims
@@ -69,15 +69,15 @@ _MOVES = frozenset(
     isnan isinf isfinite sign argmax argmin eq ne lt le gt ge
     """.split()
 )
-# Results that are never larger than their inputs, with derivatives of about 1.
+# Operations whose results are never larger than their inputs, with derivatives of about 1.
 _BOUNDED = frozenset(
     """
     relu relu_ relu6 gelu silu sigmoid sigmoid_ tanh tanh_ leaky_relu elu selu softplus hardtanh hardsigmoid hardswish mish logsigmoid
     """.split()
 )
-_MASK = -65504.0  # the lowest float16: nobody adds less than that to a score except to hide it
+_MASK = -65504.0  # the lowest float16: a program adds less than that to a score only to hide it
 _GIVING = frozenset("tensor as_tensor from_numpy frombuffer from_dlpack load asarray from_file".split())
-# Where -inf can only be an overflow; anywhere else (log(0), a mask times a large number) it is often meant.
+# Operations whose -inf can only be an overflow; any other -inf (log(0), a mask times a large number) is often meant.
 _PRODUCTS = frozenset(
     """
     linear matmul mm bmm addmm addbmm baddbmm mv addmv dot vdot inner outer einsum bilinear conv1d conv2d conv3d conv_transpose1d
@@ -96,26 +96,28 @@ def _short(op: str) -> str:
 
 @lru_cache(maxsize=4096)
 def makes_nothing_new(op: str) -> bool:
-    """Whether an operation moves, selects, counts or bounds values, or makes plain numbers, so that its result need not be looked at."""
+    """Tell whether an operation moves, selects, counts or bounds values, or makes plain numbers, so that its result need not be looked
+    at.
+    """
     short = _short(op)
     return short in _MOVES or short in _BOUNDED
 
 
 @lru_cache(maxsize=4096)
 def is_move(op: str) -> bool:
-    """Whether an operation only moves or selects values, by its name alone or by that of its autograd node."""
+    """Tell whether an operation only moves or selects values, by its name alone or by that of its autograd node."""
     short = _short(op)
     return short in _MOVES or short in ("unsafe_view", "_unsafe_view", "_reshape_alias", "to_copy", "slice", "index")
 
 
 @lru_cache(maxsize=4096)
 def gives_data(op: str) -> bool:
-    """Whether an operation brings values in from outside of torch."""
+    """Tell whether an operation brings values in from outside of torch."""
     return _short(op) in _GIVING
 
 
 def kinds_of(summary: Summary | None, dtype: str = "", *, saturates: bool = False) -> Kinds:
-    """The kinds in a summary; where it has no counts, its extremes tell what they can."""
+    """Return the kinds in a summary; without counts, as far as its extremes show them."""
     if summary is None:
         return CLEAN
     found = CLEAN
@@ -131,7 +133,9 @@ def kinds_of(summary: Summary | None, dtype: str = "", *, saturates: bool = Fals
 
 
 def kinds_of_range(low: float, high: float, limit: float | None = None) -> Kinds:
-    """The kinds that extremes which pass NaN on tell of; `limit` is the dtype's largest number on a device that stops there."""
+    """Return the kinds that extremes show, if NaN passes through to them; `limit` is the dtype's largest number on a device that stops
+    there.
+    """
     if low != low or high != high:
         return Kinds.NAN
     found = CLEAN
@@ -156,7 +160,9 @@ def _is_at_limit(low: float | None, high: float | None, dtype: str) -> bool:
 
 
 def asks_for(values: Iterable[Any], leaving: Kinds) -> bool:
-    """Whether an argument is itself what came out: an infinity, or for -inf one of the large negative numbers that masks use."""
+    """Tell whether the call asked for its result: an argument is an infinity or, for -inf, one of the large negative numbers that masks
+    use.
+    """
     is_mask = not leaving & ~(Kinds.NEGINF | Kinds.LIMIT)
     return any(_asks(value, is_mask) for value in values)
 
@@ -172,9 +178,9 @@ def _asks(value: Any, is_mask: bool) -> bool:
 
 
 def pass_through(op: str, entering: Mapping[Origin | None, Kinds], leaving: Kinds, *, asked: bool) -> Passage:
-    """What one call did with non-finite values.
+    """Tell what one call did with non-finite values.
 
-    `entering` has the kinds of its inputs by where they came from, None where nobody knows.
+    `entering` has the kinds of its inputs by their origin, None where the origin is unknown.
     """
     received = CLEAN
     for kinds in entering.values():
@@ -201,5 +207,5 @@ def _without_results(entering: Mapping[Origin | None, Kinds], received: Kinds) -
 
 def _from_nothing(op: str, leaving: Kinds, asked: bool) -> Passage:
     if asked or gives_data(op):
-        return "given" if Kinds.NAN in leaving else "masked"  # nobody masks with NaN
+        return "given" if Kinds.NAN in leaving else "masked"  # no program masks with NaN
     return "soft" if leaving.is_mask and _short(op) not in _PRODUCTS else "made"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a non-finite value is a fault: what began in a step, what became of it, and what it reached.
+"""Decide when a non-finite value is a fault: where values began in a step, what became of them, and what they reached.
 
 The live hunt and the analysis of a recorded run both ask here, each with beginnings of its own. Whether a beginning is a fault is known
-when the step is over: it is one if it reached the loss, a gradient or a parameter and loss scaling does not explain it.
+when the step is over: it is a fault if it reached the loss, a gradient or a parameter and loss scaling does not explain it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ulpscope.numerics.nonfinite_rule import Kinds, Origin, Passage
 __all__ = ["Begun", "BegunKind", "BegunStep", "given_at_the_end", "origin_after", "reached_by"]
 
 BegunKind: TypeAlias = Literal["made", "given", "received", "soft"]
-"""What a call did where non-finite values began: made them, was given them from outside, had them from another rank, made -inf that may
-be meant."""
+"""What a call did where non-finite values began. made: it made them; given: it had them from outside; received: from another rank; soft: it
+made -inf that may be meant."""
 
 
 class Begun(Protocol):
-    """A call where non-finite values began; `last_touch` is what the last call did that had them."""
+    """A call where non-finite values began; `last_touch` says what the last call that had them did."""
 
     kind: BegunKind
     kinds: Kinds
@@ -33,7 +33,7 @@ class Begun(Protocol):
 
     @property
     def is_half(self) -> bool:
-        """Whether it is about float16, whose overflow loss scaling provokes."""
+        """Tell whether it is about float16, whose overflow loss scaling provokes."""
 
 
 B = TypeVar("B", bound=Begun)
@@ -41,7 +41,7 @@ B = TypeVar("B", bound=Begun)
 
 @dataclass(slots=True, kw_only=True)
 class BegunStep(Generic[B]):
-    """What began in one step, in order of time, and what that reached; `is_skipped` says that a scaler left the weights alone."""
+    """The beginnings of one step, in order of time, and what they reached; `is_skipped` says that a scaler left the weights alone."""
 
     beginnings: list[B] = field(default_factory=list)
     reached: list[str] = field(default_factory=list)
@@ -56,15 +56,15 @@ class BegunStep(Generic[B]):
 
     @property
     def at_large(self) -> list[B]:
-        """What may be behind something bad later in the step: not what was swallowed, if there is anything else."""
+        """Return the beginnings that may explain something bad later in the step: those that were not swallowed, or all if all were."""
         return [begun for begun in self.beginnings if begun.last_touch != "swallowed"] or self.beginnings
 
     def is_expected(self, begun: B) -> bool:
-        """Whether loss scaling explains it: a float16 gradient overflowed and the scaler left the weights alone."""
+        """Tell whether loss scaling explains it: a float16 gradient overflowed and the scaler left the weights alone."""
         return self.is_skipped and begun.phase in ("backward", "optimizer") and begun.is_half and begun.kinds is not Kinds.NAN
 
     def is_fault(self, begun: B) -> bool:
-        """Whether it did harm; what vanished before the loss, or was a mask, did none."""
+        """Tell whether it did harm; a value that vanished before the loss, or was a mask, did none."""
         if self.is_expected(begun):
             return False
         if self.reached:
@@ -76,17 +76,19 @@ class BegunStep(Generic[B]):
         return begun.kind != "soft" and begun.last_touch != "swallowed"
 
     def in_backward(self, passage: Passage, is_given: bool, behind: list[B]) -> tuple[Passage, list[B]]:
-        """A gradient is never a mask, and one that was not finite before is explained by what began earlier in the step."""
+        """Judge a call of the backward pass: a gradient is never a mask, and an earlier beginning of the step explains a gradient that was
+        non-finite already.
+        """
         if passage in ("masked", "soft", "given", "made") and is_given and self.beginnings:
             return "passed", behind or self.at_large
         return ("made" if passage in ("masked", "soft") else passage), behind
 
     def unseen_origin(self, kinds: Kinds) -> tuple[Origin | None, B | None]:
-        """Where nobody could see who made a value, it is laid at the door of what began before, unless it may be a mask."""
+        """Blame a value without a known maker on an earlier beginning of the step, unless it may be a mask."""
         return ("made", self.at_large[0]) if self.beginnings and not kinds.is_mask else (None, None)
 
     def touch(self, begun: B, passage: Passage) -> None:
-        """A call passed on what had begun, or swallowed it; -inf that others pass on was not meant."""
+        """Note that a call passed on a beginning's values, or swallowed them; -inf that others pass on was not meant."""
         begun.last_touch = passage
         if passage == "passed":
             begun.num_passed += 1
@@ -95,7 +97,7 @@ class BegunStep(Generic[B]):
 
 
 def origin_after(passage: Passage, entering: Container[Origin | None]) -> Origin:
-    """Where the non-finite results of a call come from, by what it did; `entering` are the origins of what it was given."""
+    """Tell where the non-finite results of a call come from, from what it did; `entering` are the origins of its inputs."""
     if passage in ("soft", "masked", "given"):
         return passage
     return "given" if passage == "passed" and "made" not in entering and "given" in entering else "made"
@@ -105,10 +107,10 @@ _REACHED: Mapping[str, str] = {"output": "loss", "gradient": "gradients"}
 
 
 def reached_by(role: str) -> str:
-    """What a value has reached that stands in no call but in a slot of this role: the loss, the gradients or the parameters."""
+    """Name what a value outside of calls has reached, by the role of its slot: the loss, the gradients or the parameters."""
     return _REACHED.get(role, "parameters")
 
 
 def given_at_the_end(roles: Container[Any], *, world_size: int) -> BegunKind:
-    """What an optimizer is given that no call was seen to make: gradients may come from another rank, where there are several."""
+    """Tell how values began that an optimizer has and no recorded call made: with several ranks, gradients may come from another one."""
     return "received" if "gradient" in roles and world_size > 1 else "made"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records on disk: the native format is written and read, those of other tools are read."""
+"""Write and read records on disk: the native format both ways, the formats of other tools for reading only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DirectoryRun", "DirectorySink", "MemoryRun", "MemorySink", "create_r
 
 
 def __getattr__(name: str) -> Any:
-    """Series of values need NumPy, which reading records does without."""
+    """Import `open_health` when somebody asks for it: series of values need NumPy, and reading records does not."""
     if name == "open_health":
         from ulpscope.store.series import open_health
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The envelope: a text file with the range that each statistic of each call was seen in, small and made to be looked at in a diff.
+"""Write and read the envelope: a text file with the range of each statistic of each call over several runs, small and easy to compare in a
+diff.
 
-One JSON object a line, in execution order: first what made it, then for each call a line and for each of its slots a line. A statistic is a
-number, or [lowest, highest] where runs differed. A slot with the very numbers of an earlier one only names it. A fingerprint stands
-there as long as every run had it. Numbers have the digits that a verdict can depend on, and infinities are texts, as in our JSON reports.
+One JSON object a line, in execution order: first the head (versions, devices, seed), then for each call a line and for each of its slots a
+line. A statistic is a number, or [lowest, highest] where runs differed. A slot with exactly the numbers of an earlier one only names that
+one. A fingerprint stays as long as every run had it. Numbers have the digits that a verdict can depend on, and infinities are texts, as in
+our JSON reports.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class EnvelopeCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What `num_runs` runs had in common, in execution order."""
+    """The calls that `num_runs` runs had in common, in execution order."""
 
     num_runs: int = 1
     versions: dict[str, str] = field(default_factory=dict)
@@ -122,7 +124,7 @@ def _encode(line: msgspec.Struct) -> bytes:
 
 
 def _spelled(value: Any) -> Any:
-    """An argument that is NaN or infinite, in words that JSON has."""
+    """Spell an argument that is NaN or infinite in a form that JSON has."""
     if isinstance(value, float) and not isfinite(value):
         return {_FLOAT: str(value)}
     if isinstance(value, dict):
@@ -155,9 +157,9 @@ def _call_line(record: CallRecord) -> _CallLine:
 
 
 def rounded(tensor: TensorRecord) -> TensorRecord:
-    """The tensor with its statistics in the digits that an envelope keeps: far finer than any verdict looks, and the same in every run.
+    """Round the statistics of a tensor to the digits that an envelope keeps: far finer than any verdict looks, and the same in every run.
 
-    What is exact, or finer than float32, keeps every digit.
+    Exact values, and those finer than float32, keep every digit.
     """
     kind = DTYPES.get(tensor.dtype)
     if tensor.summary is None or kind is None or not kind.is_floating or kind.mantissa > 23:
@@ -205,7 +207,7 @@ def _number(value: float) -> Number:
 
 
 def read_envelope(path: Path) -> Envelope:
-    """Read the file, or say in which line it is not what it should be."""
+    """Read the file; an error names the line that is damaged."""
     lines = _read_lines(path)
     head = _head(next(lines, b""), path)
     calls: list[_Draft] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run in memory, for tests and notebooks: one MemoryRun, one sink for each rank that writes into it."""
+"""Keep a run in memory, for tests and notebooks: one MemoryRun, one sink for each rank that writes into it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Step:
 
 
 class MemoryRun:
-    """What its sinks have written so far; implements Run.
+    """The records that its sinks have written so far; implements Run.
 
     >>> run = MemoryRun()
     >>> run.sink(rank=0).begin_step(0)

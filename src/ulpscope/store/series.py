@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watched runs on disk: one append-only series for each rank, in segments that are thinned when they get too many.
+"""Write and read health runs: one append-only series for each rank, in segments that are thinned when they get too many.
 
     run.json                          what made it, as for every run
     rank00000/series-00000.msgpack    frames as in docs/store-format.md: start, layout, step, step ...
     rank00000/alerts.jsonl            what the run was warned about
     rank00000/ledger.jsonl            what could not be watched
 
-A step is on disk when `write` returns, and a kill costs at most the frame that was being written. Each segment tells its own
+A step is on disk when `write` returns, and a killed process loses at most the frame that it was writing. Each segment holds its own
 layouts. When all segments together exceed `max_bytes`, two neighbours become one that is twice as coarse: a run of any length keeps its
-whole history, coarser the older it is. Reading never trusts a size, a name or a number that a file holds.
+whole history, coarser the older it is. Reading never trusts a size, a name or a number in a file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_BYTES = 4 << 30
 MOST_STEPS = 20_000
 MOST_TARGETS = 1_000_000
 MOST_COLUMN_BYTES = 256 << 20
-MOST_DENSE_BYTES = 768 << 20  # the columns with room for every target in every step, and as many signs as the widest has
+MOST_DENSE_BYTES = 768 << 20  # columns with room for every target in every step, and for the signs of the widest target
 MAX_ALERTS_BYTES = 16 << 20
 LEDGER = "ledger.jsonl"
 ALERTS = "alerts.jsonl"
@@ -74,7 +74,7 @@ class _LayoutFrame(msgspec.Struct, array_like=True, tag=1):
 
 
 class _StepFrame(msgspec.Struct, array_like=True, tag=2):
-    """`statistics` is float64 and `histograms` int64, little-endian, row by row."""
+    """One step: `statistics` is float64 and `histograms` int64, little-endian, row by row."""
 
     step: _Count
     time: float
@@ -116,14 +116,14 @@ def _step_bytes(step: HealthStep) -> bytes:
 
 
 class _Segment:
-    """A closed segment: its file, its size and how far apart its steps are, as a power of two."""
+    """A closed segment: its file, its size and the distance of its steps, as a power of two."""
 
     def __init__(self, path: Path, size: int, stride: int = 1) -> None:
         self.path, self.size, self.stride = path, size, stride
 
 
 class SeriesSink:
-    """Writes the series of one rank. Nothing is kept in memory but the names of its segments."""
+    """Writes the series of one rank. It keeps only the names of its segments in memory."""
 
     def __init__(self, path: str | os.PathLike[str], rank: int, *, max_bytes: int = MAX_BYTES, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.rank = rank
@@ -178,7 +178,7 @@ class SeriesSink:
         self._file = self._layout = None
 
     def _thin(self) -> None:
-        """Make room for one more segment; the newest stays whole, so that no kill costs the step before it."""
+        """Make room for one more segment; the newest stays whole, so that a kill never costs the step before it."""
         while len(self._closed) > 2 and sum(segment.size for segment in self._closed) + self._segment_bytes > self._max_bytes:
             place = _pair_to_join([segment.stride for segment in self._closed[:-1]])
             older, newer = self._closed[place : place + 2]
@@ -188,10 +188,10 @@ class SeriesSink:
 
 
 def _pair_to_join(strides: list[int]) -> int:
-    """The older one of two neighbours that become one: the two that are most alike, of equal ones those as coarse as most are, of these the
-    oldest.
+    """Choose the two neighbours to join, and return the older: the two that are most alike; of equal pairs those as coarse as most are; of
+    these the oldest.
 
-    Each time two become one that is about twice as coarse, so segments get coarser with age and about as many are of each coarseness.
+    Joining makes one segment that is about twice as coarse, so segments get coarser with age and about as many are of each coarseness.
     """
 
     def harm(place: int) -> tuple[float, int, int]:
@@ -202,7 +202,7 @@ def _pair_to_join(strides: list[int]) -> int:
 
 
 def _join(older: _Segment, newer: _Segment, rank: int, most_bytes: int) -> tuple[int, int]:
-    """Make one segment of two, as coarse as the coarser, or coarser still until it fits; its size and its stride."""
+    """Join two segments into one, as coarse as the coarser, or coarser still until it fits; return its size and its stride."""
     stride = max(older.stride, newer.stride)
     sources = [(segment.path, stride // segment.stride) for segment in (older, newer)]
     every = 1
@@ -218,8 +218,9 @@ def _segment_path(folder: Path, number: int) -> Path:
 
 
 def _rewrite(sources: list[tuple[Path, int]], every: int, to: Path, rank: int, most_bytes: int) -> tuple[int, int]:
-    """Write the steps of segments that are kept into one, which takes its place if it is no larger than asked, or has a single step; its
-    size and number of steps."""
+    """Write the kept steps of segments into one file; return its size and number of steps.
+
+    The file replaces `to` if it is no larger than asked, or has a single step."""
     draft = to.with_name(f".{to.name}.{os.urandom(4).hex()}")
     file = AppendFile(draft, _start_bytes(rank))
     num_steps = 0
@@ -237,7 +238,7 @@ def _rewrite(sources: list[tuple[Path, int]], every: int, to: Path, rank: int, m
 
 
 def _kept_frames(sources: list[tuple[Path, int]], every: int) -> Iterator[Any]:
-    """Every so many steps of each segment, of these again every so many over all, and the layouts that they need."""
+    """Pick steps of each segment at its interval, of these again one in `every` over all, and the layouts that they need."""
     written: _LayoutFrame | None = None
     num_picked = 0
     for source, of_source in sources:
@@ -261,7 +262,7 @@ def _kept_frames(sources: list[tuple[Path, int]], every: int) -> Iterator[Any]:
 
 
 class _SeriesReader(FrameReader):
-    """The frames of one segment."""
+    """Reads the frames of one segment."""
 
     def _decode(self, body: bytes) -> Any:
         try:
@@ -274,7 +275,7 @@ class _SeriesReader(FrameReader):
 
 
 class HealthRun:
-    """A watched run that can be read, also while it is being written."""
+    """A readable health run, also while it is being written."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._run = DirectoryRun(path)
@@ -289,14 +290,14 @@ class HealthRun:
         return self._run.info
 
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that were watched, ascending."""
+        """Return the ranks that have a series, ascending."""
         return tuple(rank for rank in self._run.ranks() if _segments(self._folder(rank)))
 
     def ledger(self, rank: int) -> tuple[LedgerEntry, ...]:
         return self._run.ledger(rank)
 
     def alerts(self, rank: int) -> tuple[Alert, ...]:
-        """What the rank was warned about; lines that are torn or foreign are passed over."""
+        """Return the alerts of the rank; skip lines that are torn or foreign."""
         try:
             lines = read_text(self._folder(rank) / ALERTS, MAX_ALERTS_BYTES).splitlines()
         except FileNotFoundError:
@@ -308,12 +309,12 @@ class HealthRun:
         return tuple(found)
 
     def steps(self, rank: int) -> Iterator[HealthStep]:
-        """Every step of a rank that is there, ascending."""
+        """Read every step of a rank, ascending."""
         seen = -1
         for path in _segments(self._folder(rank)):
             try:
                 for step in _read_steps(_SeriesReader(path)):
-                    if step.step > seen:  # a rewriting that was cut short can leave some twice
+                    if step.step > seen:  # a join that was cut short can leave some twice
                         seen = step.step
                         yield step
             except FileNotFoundError:  # joined with its neighbour meanwhile
@@ -322,7 +323,7 @@ class HealthRun:
     def series(
         self, rank: int, *, wants: Callable[[HealthTarget], bool] = lambda target: True, signs: bool = True, most_steps: int = MOST_STEPS
     ) -> HealthSeries:
-        """The steps of a rank as columns, at most `most_steps` of them, of the targets that `wants` accepts."""
+        """Read the steps of a rank as columns, at most `most_steps` of them, of the targets that `wants` accepts."""
         if rank not in self.ranks():
             raise InputError(f"{self.path} has no watched rank {rank}; it has {', '.join(map(str, self.ranks())) or 'none'}")
         columns = _Columns(wants, signs, most_steps)
@@ -331,7 +332,7 @@ class HealthRun:
         return columns.series(rank)
 
     def latest(self, rank: int) -> HealthSeries:
-        """The series as far as it has come, reading only what is new since the last time."""
+        """Return the series as far as it has come, reading only steps that are new since the last time."""
         cursor = self._cursors.setdefault(rank, _Cursor(self._folder(rank)))
         for step in cursor.news():
             cursor.columns.add(step)
@@ -345,7 +346,7 @@ class HealthRun:
 
 
 def open_health(path: str | os.PathLike[str]) -> HealthRun:
-    """Open a watched run.
+    """Open a health run.
 
     >>> open_health("runs/health").ranks()  # doctest: +SKIP
     (0, 1)
@@ -372,7 +373,7 @@ def _segments(folder: Path) -> list[Path]:
 
 
 def _read_steps(reader: _SeriesReader) -> Iterator[HealthStep]:
-    """The steps of a segment up to its last whole frame."""
+    """Read the steps of a segment up to its last whole frame."""
     layout: HealthLayout | None = None
     for frame in reader:
         if isinstance(frame, _LayoutFrame):
@@ -408,7 +409,7 @@ def _step_of(reader: FrameReader, frame: _StepFrame, layout: HealthLayout) -> He
 
 
 class _Cursor:
-    """Where the reading of a growing series stands."""
+    """The position of a reader in a growing series."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -440,7 +441,7 @@ class _Cursor:
 
 
 class _Columns:
-    """Collects steps into columns; when there are too many, every other one is let go."""
+    """Collects steps into columns; when there are too many, it drops every other one."""
 
     def __init__(self, wants: Callable[[HealthTarget], bool], signs: bool, most_steps: int) -> None:
         self._wants = wants
@@ -471,7 +472,7 @@ class _Columns:
             self._num_bytes //= 2
 
     def _pick(self, layout: HealthLayout) -> tuple[Any, Any, Any]:
-        """Which rows of a layout are wanted, their places among all wanted targets, and where their signs lie."""
+        """Return the rows of a layout that are wanted, their places among all wanted targets, and where their signs lie."""
         known = self._picked.get(id(layout))
         if known is not None and known[0] is layout:
             return known[1:]
@@ -497,7 +498,7 @@ class _Columns:
         return found
 
     def _thin_out(self, step_bytes: int) -> None:
-        """Let every other step go until all of them fit into the memory that columns may take."""
+        """Drop every other step until all of them fit into the memory that columns may take."""
         while len(self._rows) > 2 and len(self._rows) * step_bytes > MOST_DENSE_BYTES:
             self._rows = self._rows[::2]
             self._every *= 2

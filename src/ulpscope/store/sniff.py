@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""open_run: look at a path and choose a reader, or say in one sentence what was found instead.
+"""Look at a path and choose a reader, or say in one sentence what was found instead.
 
-A reader is a module with `recognize(path) -> bool` and a function that opens what was recognized. Readers of other tools'
-formats are imported only when the path is not a run of our own.
+A reader is a module with `recognize(path) -> bool` and a function that opens a recognized path. Readers of other tools' formats are
+imported only when the path is not a run of our own.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _listing(folder: Path) -> str:
 
 
 def _joined(names: list[str], word: str = " and ") -> str:
-    """At most a few names, unprintable ones made printable."""
+    """Join at most a few names, unprintable ones made printable."""
     shown = [ascii(name) if not name.isprintable() else repr(name) for name in names[:MAX_LISTED]]
     if len(names) > MAX_LISTED:
         shown.append(f"{len(names) - MAX_LISTED} more")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many tensors by few launches: the kernels of triton over a table of addresses.
+"""Read many tensors by few launches: the kernels of triton over a table of addresses.
 
-Nothing here waits for the device. Everything is launched on the stream that is current, behind whatever made the tensors.
+Nothing here waits for the device. Every launch goes on the current stream, behind the work that made the tensors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _kernels() -> Any:
 
 @cache
 def are_kernels_there() -> bool:
-    """Whether triton is installed."""
+    """Tell whether triton is installed and works on this machine."""
     try:
         _kernels()
     except Exception:  # not installed, or not for this machine
@@ -46,12 +46,12 @@ def are_kernels_there() -> bool:
 
 
 def upload_size(num_rows: int) -> int:
-    """How many numbers a flush of that many tensors sends to the device: the first program of each, and the rows."""
+    """Return how many numbers a flush of so many tensors sends to the device: the first program of each tensor, and the rows."""
     return MOST_ROWS + num_rows * FIELDS
 
 
 class Launcher:
-    """The kernels on one device, with what they need besides the table: weights, values of one-byte codes, and room for parts."""
+    """The kernels on one device, with their weights, values of one-byte codes, and room for parts."""
 
     def __init__(self, device: torch.device, *, statistics: bool) -> None:
         self._device = device
@@ -62,15 +62,15 @@ class Launcher:
         self._parts = torch.empty((4096, COLUMNS), dtype=torch.int64, device=device)
         self._codes: dict[str, torch.Tensor] = {}
         self._compiled: dict[int, Any] = {}
-        # Two bfloat16 are compared by one instruction of NVIDIA's, which their devices have since 2020.
+        # One instruction compares two bfloat16; NVIDIA's devices have it since 2020.
         self._compares_pairs = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
         self._shared = (statistics, FIELDS, MOST_ROWS, CHUNK, _WIDTH, _LINE_POWER, COLUMNS)
         self._whole_constants = (statistics, FIELDS, JOINED, _JOINED_POWER, COLUMNS)
 
     def launch(self, entries: list[Any], upload: torch.Tensor, numbers: Any, out: torch.Tensor, stream: int) -> None:
-        """Summarise tensors that wait (`Pending`), given with those of one group together, into the rows of `out`, on the current stream.
+        """Summarise tensors that wait (`Pending`), sorted by group, into the rows of `out`, on the current stream.
 
-        `upload` is pinned memory of `upload_size` numbers, `numbers` the same as an array; it stays as it is until the device is done.
+        `upload` is pinned memory of `upload_size` numbers, `numbers` the same as an array. It must not change until the device is done.
         """
         groups, num_programs = _fill(numbers, entries)
         self._table[: upload.shape[0]].copy_(upload, non_blocking=True)
@@ -92,7 +92,7 @@ class Launcher:
             self._run("wide_parts", layout.group, (kind, size, unit, dims, *self._shared), count, stream, *given)
 
     def _run(self, name: str, group: int, constants: tuple[Any, ...], grid: int, stream: int, *arguments: Any) -> None:
-        """Launch a kernel; from the second time on past triton's look at every argument, which takes longer than the launch."""
+        """Launch a kernel; from the second time on without triton's checks of every argument, which take longer than the launch."""
         compiled = self._compiled.get(group)
         if compiled is None:
             self._compiled[group] = getattr(_kernels(), name)[(grid,)](*arguments, *constants, num_warps=_WARPS)
@@ -100,15 +100,15 @@ class Launcher:
             compiled[(grid, 1, 1)](*arguments, *constants, stream=stream)
 
     def _values_of_codes(self, name: str) -> torch.Tensor:
-        """Values and classes of the 256 codes of a one-byte dtype."""
+        """Return values and classes of the 256 codes of a one-byte dtype."""
         if name not in self._codes:
             self._codes[name] = torch.from_numpy(_classified(name)).to(self._device)
         return self._codes[name]
 
 
 def _fill(numbers: Any, entries: list[Any]) -> tuple[list[tuple[Layout, int, int]], int]:
-    """Write the rows of a flush; the result has for each group of layouts its first one, its first program and how many programs it has,
-    and then the number of all programs.
+    """Write the rows of a flush. Return for each group of layouts its first layout, its first program and its number of programs; then the
+    number of all programs.
     """
     if COMPILED is not None:
         return COMPILED.fill(numbers, entries, MOST_ROWS, FIELDS, _NEVER)  # type: ignore[no-any-return]
@@ -127,7 +127,7 @@ def _fill(numbers: Any, entries: list[Any]) -> tuple[list[tuple[Layout, int, int
 
 
 def _powers(step: int, count: int) -> torch.Tensor:
-    """r**(step * (count - 1)), ..., r**step, 1 as uint64."""
+    """Return r**(step * (count - 1)), ..., r**step, 1 as uint64."""
     powers = np.array([pow(RATIO, step * (count - 1 - lane), 2**64) for lane in range(count)], np.uint64)
     return torch.from_numpy(powers.view(np.int64)).view(torch.uint64)
 

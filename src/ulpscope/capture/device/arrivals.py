@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one queue by which readings of a device reach the host: statistics of a recording, of health, and magnitudes of a NaN hunt.
+"""Bring readings of a device to the host, through one queue: statistics of a recording, of health, and magnitudes of a NaN hunt.
 
-Nothing here waits for a device before it is asked to. A device that copies to pinned memory by itself is told to at once, and an event says
-when it has done so. On any other, readings stay where they are until somebody waits for one, and then all of them come in one transfer.
+Nothing here waits for a device before it is asked to. A device that copies to pinned memory by itself starts the copy at once, and an event
+says when it is done. On any other device readings stay until somebody waits for one, and then all of them come in one transfer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Owner = TypeVar("_Owner")
 
 
 class _Shipment(Generic[_Owner]):
-    """Readings under way: `arrays` as they lie on the device, `host` as they arrive, `event` behind the copy."""
+    """Readings under way: `arrays` on the device, `host` where they arrive, `event` behind the copy."""
 
     __slots__ = ("arrays", "event", "host", "owner")
 
@@ -50,11 +50,13 @@ class Arrivals(Generic[_Owner]):
         return len(self._shipments)
 
     def owners(self) -> Iterator[_Owner]:
-        """Give the owners of what is under way, the oldest first."""
+        """Return the owners of the readings under way, the oldest first."""
         return (shipment.owner for shipment in self._shipments)
 
     def send(self, arrays: Sequence[torch.Tensor], owner: _Owner, into: torch.Tensor | None = None) -> None:
-        """Send readings behind whatever makes them; with `into` one array, into this pinned memory. Memory of the host is there at once."""
+        """Send readings behind the work that makes them; with `into` one array, into this pinned memory. Readings on the host arrive at
+        once.
+        """
         shipment = _Shipment(owner, list(arrays))
         if self._device.type == "cpu" or not arrays:
             shipment.host = shipment.arrays
@@ -80,7 +82,7 @@ class Arrivals(Generic[_Owner]):
             shipment.arrays = []
 
     def pop(self, *, wait: bool = False) -> tuple[_Owner, list[torch.Tensor]] | None:
-        """Take the oldest readings from the queue, on the host; None where there are none, or where they are to come and nobody waits."""
+        """Take the oldest readings from the queue, on the host; None if there are none, or if they have not come and `wait` is false."""
         if not self._shipments:
             return None
         shipment = self._shipments[0]
@@ -95,7 +97,7 @@ class Arrivals(Generic[_Owner]):
         return shipment.owner, shipment.host
 
     def _fetch(self) -> None:
-        """Bring everything that still lies on the device to the host, in one transfer."""
+        """Bring everything that is still on the device to the host, in one transfer."""
         there = [shipment for shipment in self._shipments if shipment.host is None]
         arrays = [array for shipment in there for array in shipment.arrays]
         with Quiet():
@@ -105,12 +107,12 @@ class Arrivals(Generic[_Owner]):
             shipment.host, host = host[:count], host[count:]
 
     def clear(self) -> None:
-        """Forget what is under way."""
+        """Forget the readings under way."""
         self._shipments.clear()
 
 
 def _joined(arrays: list[torch.Tensor]) -> torch.Tensor:
-    """Put arrays one behind the other: as they are where they have one dtype, as bytes where they have not."""
+    """Put arrays one behind the other: as they are if they share one dtype, else as bytes."""
     if len(arrays) == 1:
         return arrays[0].reshape(-1)
     parts = [array.reshape(-1) for array in arrays]

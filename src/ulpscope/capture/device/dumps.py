@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of tensors on a CUDA device, on their way to the store, while training goes on.
+"""Send the bytes of tensors on a CUDA device to the store while training goes on.
 
-A tensor is copied on the device at once, behind whatever made it, so that nobody can write to it any more. The copy goes to pinned memory
-on a stream of its own, and threads hash it and write it. Pinned memory is one ring of fixed size, and copies on the device are limited
-too: whoever brings the next tensor waits until there is room, instead of running out of memory.
+A tensor is copied on the device at once, behind the work that made it, so that later writes do not reach the copy. The copy goes to pinned
+memory on a stream of its own, and threads hash it and write it. Pinned memory is one ring of fixed size, and copies on the device are
+limited too: the thread that brings the next tensor waits until there is room, instead of running out of memory.
 """
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ Store = Callable[[str, tuple[int, ...], Any], "str | None"]
 
 
 class Ring:
-    """Room for parts of different sizes in one piece of memory, given out in order; a part is free again once it and all before it
-    are given back.
-    """
+    """A ring that lends parts of one piece of memory in order; a part is free again once it and all parts before it are given back."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._begin = self._end = 0  # of what is taken, counted on and on
+        self._begin = self._end = 0  # of the bytes taken, never wrapped
         self._parts: deque[list[Any]] = deque()
         self._changed = threading.Condition()
 
     def take(self, size: int) -> int:
-        """Where a part of that size begins; waits until there is room for it."""
+        """Take a part of that size and return where it begins; wait until there is room for it."""
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
         if size > self.size:
             raise ValueError(f"a part of {size} bytes does not fit into a ring of {self.size}")
@@ -77,7 +75,7 @@ class _Job(NamedTuple):
 
 
 class DeviceDumps:
-    """Stores tensors of one device. `store` may be called by several threads at a time."""
+    """Stores tensors of one device. Several threads may call `store` at a time."""
 
     def __init__(self, device: torch.device, store: Store) -> None:
         self._store = store
@@ -104,7 +102,7 @@ class DeviceDumps:
         return size <= RING_BYTES
 
     def take(self, tensor: torch.Tensor, form: Form, *, as_memory: bool) -> Kept:
-        """Store a tensor, or with `as_memory` the memory that it fills, in whatever order; the key comes later."""
+        """Store a tensor, or with `as_memory` the memory that it fills, in the order of that memory; the key comes later."""
         size = tensor.numel() * form.size
         self._wait_for_room(size)
         place = self._ring.take(size)
@@ -139,7 +137,7 @@ class DeviceDumps:
         return staged, copied
 
     def _work(self) -> None:
-        """What each thread does: wait for a copy, store it, say so."""
+        """Run one thread: wait for a copy, store it, report that."""
         while (job := self._jobs.get()) is not None:
             content, failure = None, None
             try:
@@ -161,7 +159,9 @@ class DeviceDumps:
             self._has_room.notify_all()
 
     def collect(self, *, wait: bool = False) -> bool:
-        """Hand over the keys of what is stored, or with `wait` of all that was taken; whether there were any. What failed raises."""
+        """Hand over the keys of stored tensors, or with `wait` of all tensors taken; return whether there were any. A failed store
+        raises.
+        """
         has_come = False
         failure: Exception | None = None
         while self._num_under_way:
@@ -179,7 +179,7 @@ class DeviceDumps:
         return has_come
 
     def close(self) -> None:
-        """Let the threads end; what is still under way is stored first."""
+        """End the threads; first they store what is still under way."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics and the fingerprint `u1` of a tensor by plain operations of torch, for devices without kernels of ours.
+"""Take statistics and the fingerprint `u1` of a tensor by plain operations of torch, for devices without kernels of ours.
 
-The result stays on the device: a row of int64 with the columns of `device_kernels`. It takes a few dozen launches and waits for none. A
-device whose arithmetic is not up to it (no float64, no 64-bit multiplication) is found out by `is_able`, which does wait, once.
+The result stays on the device: a row of int64 with the columns of `table_kernels`. It takes a few dozen launches and waits for none. A
+device may lack float64 or 64-bit multiplication: `is_able` finds that out, and waits for the device once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["is_able", "summary_row"]
 
 _LINE = 4096
 _SLICE = 1 << 23
-"""Words that are looked at together, so that what is computed in between stays small."""
+"""Words that are read together, so that intermediate results stay small."""
 _MIX = (0x9E3779B97F4A7C15 - 2**64, 0xD6E8FEB86659FD93 - 2**64)
 
 
@@ -30,9 +30,9 @@ def _signed(number: int) -> int:
 
 
 def summary_row(tensor: torch.Tensor, name: str, *, statistics: bool) -> torch.Tensor:
-    """One row of results of a tensor with elements, in memory that is not shared with it."""
+    """Compute one row of results of a tensor with elements, in memory that is not shared with it."""
     flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
-    if flat.numel() == 1:  # contiguous, whatever its stride is, and no bytes are seen through one that is not 1
+    if flat.numel() == 1:  # contiguous whatever its stride, but torch views it as bytes only with stride 1
         flat = flat.as_strided((1,), (1,))
     data = flat.view(torch.uint8) if flat.dtype is not torch.uint8 else flat
     columns = list(_fingerprint(data))
@@ -68,14 +68,14 @@ def _mixed(words: torch.Tensor) -> torch.Tensor:
 
 
 def _powers(ratio: int, count: int, device: torch.device) -> torch.Tensor:
-    """ratio**(count - 1), ..., ratio, 1."""
+    """Return ratio**(count - 1), ..., ratio, 1."""
     factors = torch.full((count,), _signed(ratio), dtype=torch.int64, device=device)
     factors[:1] = 1
     return factors.cumprod(0).flip(0)
 
 
 def _statistics(data: torch.Tensor, name: str) -> list[torch.Tensor]:
-    """Columns 2 to 11: minimum, maximum, sum and sum of squares scaled by a power of two, its exponent, and the counts."""
+    """Compute columns 2 to 11: minimum, maximum, sum and sum of squares scaled by a power of two, its exponent, and the counts."""
     size, kind = DTYPES[name].size_bytes, DTYPES[name].kind
     values = _values(data, name)
     is_nan, is_finite = values.isnan(), values.isfinite()
@@ -111,18 +111,18 @@ def _values(data: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _unsigned(data: torch.Tensor, name: str) -> torch.Tensor:
-    """Unsigned integers, of which few devices know more than their bits."""
+    """Widen unsigned integers from their bits: few devices compute with them."""
     size = DTYPES[name].size_bytes
     signed = data.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
     if size < 8:
         return (signed.long() & ((1 << (8 * size)) - 1)).double()
-    # The lowest bit is kept in what is halved, so that twice the rounded half is the rounded whole.
+    # Keep the lowest bit in the halved number, so that twice the rounded half is the rounded whole.
     halved = ((signed >> 1) & (2**63 - 1)) | (signed & 1)
     return torch.where(signed < 0, halved.double() * 2, signed.double())
 
 
 def is_able(device: torch.device) -> bool:
-    """Whether the operations give on this device what they give elsewhere, tried on a few hundred numbers."""
+    """Tell whether the operations give the same on this device as elsewhere, tried on a few hundred numbers."""
     numbers = torch.linspace(-3, 3, 501, dtype=torch.float32)
     try:
         row = summary_row(numbers.to(device), "float32", statistics=True).cpu()

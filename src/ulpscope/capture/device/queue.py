@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on accelerators: each is read by its own device, later, and its values are filled in place.
+"""Take tensors on accelerators: their own device reads each later, and fills its values in place.
 
-`flush` has to come before anything writes to a tensor that was taken; `is_pending` says whether there is one. `send` at the end of a step
-and `collect` from time to time bring the results to the host. A device that fails is read by slower means from then on.
+`flush` has to come before anything writes to a tensor that was taken; `num_pending` counts such tensors. `send` at the end of a step and
+`collect` from time to time bring the results to the host. A device that fails is read by slower means from then on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IN_GRAPH = "inside the capture of a CUDA graph: values are not read"
 
 
 class _Counter:
-    """How many tensors were taken that their device has not been told to read."""
+    """Counts the tensors that were taken and that their device has not been told to read."""
 
     num_pending = 0
 
@@ -37,7 +37,8 @@ if COMPILED is not None and not TYPE_CHECKING:
 
 
 class Devices(_Counter):
-    """Every accelerator of a process. `complain` writes to the ledger; `make` gives what summarises tensors on a device, or None.
+    """Every accelerator of a process. `complain` writes to the ledger; `make` returns the object that summarises tensors on a device, or
+    None.
 
     With `store`, which several threads may call at a time, tensors are stored too where their device is one of CUDA's.
     """
@@ -61,17 +62,17 @@ class Devices(_Counter):
 
     @property
     def has_any(self) -> bool:
-        """Whether a tensor of an accelerator was seen."""
+        """Tell whether a tensor of an accelerator was seen."""
         return bool(self._devices)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the values of a tensor are still to come."""
+        """Tell whether the values of a tensor are still to come."""
         parts = [*self._dumps.values(), *(device for device in self._devices.values() if device is not None)]
         return any(part.is_waiting for part in parts)
 
     def take(self, tensor: torch.Tensor, form: Form, base: Kept | None = None) -> Values | None:
-        """Values that will come; None where the host has to read the tensor. With `base` it is kept as a view of those bytes."""
+        """Return values that will come; None where the host has to read the tensor. With `base` it is kept as a view of those bytes."""
         place = tensor.device
         device = self._devices[place] if place in self._devices else self._add(place)
         if device is None or not form.numel or tensor._is_zerotensor():
@@ -96,12 +97,12 @@ class Devices(_Counter):
             if alignment == 8 and self._store is None:
                 form.take_aligned = self._aligned(place, device, layout, form)
         self.num_pending += 1
-        if device.is_full or device.unread or tensor.is_inference():  # of an inference tensor no version tells that somebody wrote to it
+        if device.is_full or device.unread or tensor.is_inference():  # an inference tensor has no version that would show a write
             self._flush(place, device)
         return values
 
     def _aligned(self, place: torch.device, device: PendingSummaries, layout: Layout, form: Form) -> Any:
-        """How further tensors of this form are taken, in fewer steps."""
+        """Return a function that takes further tensors of this form in fewer steps."""
         if COMPILED is not None:
             return COMPILED.Aligned(self, device, layout, form, functools.partial(self._flush, place, device))
         return functools.partial(self._take_aligned, device, layout)
@@ -117,7 +118,7 @@ class Devices(_Counter):
         return values
 
     def _dump(self, device: PendingSummaries | TorchSummaries, tensor: torch.Tensor, values: Values, form: Form, base: Kept | None) -> bool:
-        """Send the bytes of a tensor to the store, unless they are there; False where the host has to."""
+        """Send the bytes of a tensor to the store, unless they are there; return False where the host has to."""
         if not isinstance(device, CudaSummaries) or type(tensor) not in _PLAIN or not tensor.data_ptr():
             return False
         if base is not None:
@@ -151,12 +152,12 @@ class Devices(_Counter):
         device.take_copy(copy, values, form.numel, layout)
 
     def _add(self, place: torch.device) -> PendingSummaries | TorchSummaries | None:
-        with blind():  # a mode that records would record what is made here
+        with blind():  # a recording mode would record the tensors made here
             self._devices[place] = self._make(place, statistics=self._statistics, complain=self._complain)
         return self._devices[place]
 
     def flush(self) -> None:
-        """Let every device read what it was given, before somebody writes to it."""
+        """Let every device read the tensors it was given, before somebody writes to them."""
         for place, device in list(self._devices.items()):
             if isinstance(device, PendingSummaries) and device.num_pending:
                 self._flush(place, device)
@@ -177,20 +178,20 @@ class Devices(_Counter):
             slower.take(entry.alias, entry.values, entry.numel, entry.layout.dtype)
 
     def send(self) -> None:
-        """Let every device read what it was given and send what it knows."""
+        """Let every device read the tensors it was given and send its results."""
         self.flush()
         for device in self._devices.values():
             if device is not None:
                 device.send()
 
     def collect(self, *, wait: bool = False) -> bool:
-        """Fill in what has arrived, or with `wait` all that was sent; whether anything was filled in."""
+        """Fill in the results that have arrived, or with `wait` all that were sent; return whether any were."""
         come = [device.collect(wait=wait) for device in self._devices.values() if device is not None]
         come += [dumps.collect(wait=wait) for dumps in self._dumps.values()]
         return any(come)
 
     def close(self) -> None:
-        """Let go of every thread, after their work is done."""
+        """End every thread after its work is done."""
         for dumps in self._dumps.values():
             dumps.close()
         self._dumps.clear()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summaries of tensors on accelerators, without waiting for them.
+"""Summarise tensors on accelerators without waiting for them.
 
-A tensor that is seen goes into a table, and the table is read by the device when it is full, when its tensors hold much memory, or when
-somebody is about to write to one of them (`flush`). The results gather in memory of the device and are sent to the host once a step, or
-when a buffer is full (`send`); `collect` hands over what has arrived. Nothing before that waits for the device.
+A tensor that is seen goes into a table. The device reads the table when it is full, when its tensors hold much memory, or when somebody is
+about to write to one of them (`flush`). The results gather in memory of the device and are sent to the host once a step, or when a buffer
+is full (`send`); `collect` hands over those that have arrived. Nothing before that waits for the device.
 
-Until it is read, a tensor's storage is held, so neither its memory nor its address goes to somebody else; autograd, which
-adds gradients in place only where nobody else holds them, adds them elsewhere. Whoever writes to it unseen raises its version, and then it
-is told to be lost rather than told wrongly. Everything runs on the stream that is current where the tensor was seen.
+Until a tensor is read, its storage is held, so neither its memory nor its address is used again; autograd, which adds gradients in place
+only where no other reference exists, then adds them elsewhere. A write that we do not see raises the tensor's version, and then its values
+are reported as lost rather than wrong. Everything runs on the stream that was current when the tensor was seen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_BATCHES = 3
 
 
 class Pending(msgspec.Struct, gc=False):
-    """A tensor that waits to be read. `alias` shares its storage and version, which is -1 for a copy of our own, until it is read."""
+    """A tensor that waits to be read. `alias` shares its storage until then; `version` is -1 for a copy of our own."""
 
     values: Values
     numel: int
@@ -49,7 +49,7 @@ class Pending(msgspec.Struct, gc=False):
 
 
 class _Batch:
-    """Results of many flushes: on the device, in pinned memory once they are sent, and whom they belong to."""
+    """Results of many flushes: the rows on the device, pinned memory for them, and the values that they belong to."""
 
     def __init__(self, device: torch.device) -> None:
         with torch.inference_mode(False):
@@ -78,7 +78,7 @@ def _stream_of(device: torch.device, address: int) -> Any:
 
 
 class _Queue:
-    """The tensors of one device that wait to be read, and, where it has streams, the one behind which they were made."""
+    """The tensors of one device that wait to be read and, where it has streams, the stream behind which they were made."""
 
     has_streams = False
 
@@ -95,7 +95,7 @@ class _Queue:
 
 
 def _unchanged(pending: list[Pending], lose: Callable[[Values], None]) -> list[Pending]:
-    """Those that nobody has written to since they were taken, with those of one group together; of the others, `lose` is told."""
+    """Return the tensors that nobody has written to since they were taken, those of one group together; call `lose` for the others."""
     entries = []
     for entry in pending:
         if entry.version == -1 or _is_unchanged(entry):
@@ -114,7 +114,7 @@ def _is_unchanged(entry: Pending) -> bool:
 
 
 def _hand_over(entries: list[Pending], owners: list[Values], numels: list[int]) -> None:
-    """Who waits for the rows of a flush, and how many elements each has; the tensors are let go."""
+    """Append the values that wait for the rows of a flush, and their numbers of elements; let the tensors go."""
     for entry in entries:
         owners.append(entry.values)
         numels.append(entry.numel)
@@ -130,7 +130,7 @@ if COMPILED is not None and not TYPE_CHECKING:
 
 
 class PendingSummaries(_Queue):
-    """Tensors of one device that are read some time after they were seen; how, a subclass says."""
+    """Tensors of one device that are read some time after they were seen; a subclass says how."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,41 +140,41 @@ class PendingSummaries(_Queue):
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to flush."""
+        """Tell whether it is time to flush."""
         return len(self._pending) >= self.most_rows or self._pending_bytes >= self.most_bytes
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything has been taken that has not arrived."""
+        """Tell whether results of a taken tensor have not arrived."""
         raise NotImplementedError
 
     def can_take(self) -> bool:
         return True
 
     def is_at_hand(self) -> bool:
-        """Whether a tensor can be taken without further ado."""
+        """Tell whether a tensor can be taken at once, by the shorter way."""
         return not self.is_given_up
 
     def take(self, tensor: torch.Tensor, values: Values, numel: int, layout: Layout, address: int) -> None:
-        """Read a tensor at the next flush. It is not held itself: autograd gives a gradient that nobody else holds to its parameter."""
+        """Read a tensor at the next flush. It is not held itself: autograd gives a gradient without another reference to its parameter."""
         alias = detached(tensor)
         version = -1 if alias.is_inference() else alias._version
         values.waits = True
         self.add(Pending(values, numel, layout, address, alias, version))
 
     def take_copy(self, copy: torch.Tensor, values: Values, numel: int, layout: Layout) -> None:
-        """Read a tensor that is ours at the next flush."""
+        """Read a copy of our own at the next flush."""
         values.waits = True
         self.add(Pending(values, numel, layout, copy.data_ptr(), copy, -1))
 
     def add(self, entry: Pending) -> bool:
-        """Read this at the next flush; whether it is time for that."""
+        """Read this entry at the next flush; return whether it is time for that."""
         self._pending.append(entry)
         self._pending_bytes += entry.layout.num_bytes
         return len(self._pending) >= self.most_rows or self._pending_bytes >= self.most_bytes
 
     def flush(self) -> None:
-        """Let the device read every tensor that waits; `unread` is what it could not, and `failure` why."""
+        """Let the device read every tensor that waits; `unread` gets those that it could not read, and `failure` why."""
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         entries = _unchanged(pending, _lose)
         if not entries:
@@ -190,16 +190,16 @@ class PendingSummaries(_Queue):
         raise NotImplementedError
 
     def send(self) -> None:
-        """Send all results on their way to the host."""
+        """Send all results to the host."""
         raise NotImplementedError
 
     def collect(self, *, wait: bool = False) -> bool:
-        """Hand over the results that have arrived, or with `wait` all that were sent; whether there were any."""
+        """Hand over the results that have arrived, or with `wait` all that were sent; return whether there were any."""
         raise NotImplementedError
 
 
 class CudaSummaries(PendingSummaries):
-    """The tensors of one CUDA device, by kernels of triton."""
+    """Summarises the tensors of one CUDA device by kernels of triton."""
 
     def __init__(self, device: torch.device, *, statistics: bool) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class CudaSummaries(PendingSummaries):
         return bool(self._pending or len(self._sent) or (self._batch is not None and self._batch.owners))
 
     def can_take(self) -> bool:
-        """Whether anything may be launched now: inside a CUDA graph's capture it would become part of the graph."""
+        """Tell whether a launch is allowed now: inside a CUDA graph's capture it would become part of the graph."""
         return not is_stream_capturing()
 
     def is_at_hand(self) -> bool:
@@ -231,7 +231,7 @@ class CudaSummaries(PendingSummaries):
         return super().add(entry)
 
     def _change_stream(self, stream: int) -> None:
-        """Go on behind another stream, after what the last one has been given: tables and results are shared."""
+        """Go on behind another stream, after the work given to the last one: tables and results are shared."""
         if self._pending:
             self.flush()
         if self._stream != -1:
@@ -250,7 +250,7 @@ class CudaSummaries(PendingSummaries):
         _hand_over(entries, batch.owners, batch.numels)
 
     def _here(self) -> contextlib.AbstractContextManager[Any]:
-        """On the device, and on the stream behind which the tensors were made."""
+        """Enter the device, and the stream behind which the tensors were made."""
         if torch.cuda.current_device() == self._device.index and current_stream(self._device) == self._stream:
             return contextlib.nullcontext()
         return torch.cuda.stream(_stream_of(self._device, self._stream))
@@ -291,7 +291,7 @@ def _lose(values: Values) -> None:
 
 
 class TorchSummaries:
-    """The tensors of one device, by plain operations of torch: read at once, sent to the host together."""
+    """Summarises the tensors of one device by plain operations of torch: read at once, sent to the host together."""
 
     def __init__(self, device: torch.device, *, statistics: bool) -> None:
         self._statistics = statistics
@@ -312,7 +312,7 @@ class TorchSummaries:
             self.collect(wait=True)
 
     def send(self) -> None:
-        """Nothing is sent before it is asked for: there is no way to do so that every device knows."""
+        """Send nothing: no transfer without waiting works on every device, so `collect` fetches the results."""
 
     def collect(self, *, wait: bool = False) -> bool:
         if not wait or not len(self._rows):
@@ -338,7 +338,7 @@ class TorchSummaries:
 def summaries_for(
     device: torch.device, *, statistics: bool, complain: Callable[[str, str], None]
 ) -> PendingSummaries | TorchSummaries | None:
-    """What summarises tensors on a device; None where only the host can."""
+    """Make the object that summarises tensors on a device; None where only the host can."""
     if device.type == "cuda" and are_kernels_there():
         try:
             return CudaSummaries(torch.device("cuda", device.index), statistics=statistics)

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # mypy: ignore-errors
-"""Kernels over a table of tensors: statistics and the fingerprint `u1` of many of them by few launches. Needs triton.
+"""Summarise a table of tensors: statistics and the fingerprint `u1` of many of them by few launches. Needs triton.
 
-A tensor is a row of the table: address, number of words, bytes, first program, number of programs, correction of the fingerprint and,
-where it is strided, sizes, divisors and strides. A program of `narrow_parts` or `wide_parts` reads CHUNK words of eight bytes of one
-tensor; a program of `whole_tensors` joins the parts of one tensor. Every sum is taken in a fixed order, so the same values give the same
-bits.
+A tensor is a row of the table: address, number of words, bytes, first program, number of programs, correction of the fingerprint and, where
+it is strided, sizes, divisors and strides. A program of `narrow_parts` or `wide_parts` reads CHUNK words of eight bytes of one tensor; a
+program of `whole_tensors` joins the parts of one tensor. Every sum is taken in a fixed order, so the same values give the same bits.
 
-The fingerprint is a sum of r**(n - 1 - j) * mix(w_j). Words beyond the end are taken for zeros, whose mix is zero; that makes the sum
-larger by a power of r, which the host knows and takes back: r is odd and has an inverse.
+The fingerprint is a sum of r**(n - 1 - j) * mix(w_j). Words beyond the end count as zeros, whose mix is zero. That makes the sum larger by
+a power of r; the host knows the power and takes it back: r is odd and has an inverse.
 
 `narrow_parts` is for float32, float16 and bfloat16. It sums the 16-bit ones by fours in float32 and everything else in float64, and counts
-nothing; where a sum could overflow or vanish, or where something is not finite, zero or subnormal, the part is read again, from the cache,
-with care. `wide_parts` is for everything else.
+nothing. Where a sum could overflow or vanish, or where a value is not finite, zero or subnormal, it reads the part again, from the cache,
+and counts. `wide_parts` is for all other dtypes.
 
-Triton reads the source of this file and knows little of Python: annotations have to be real (no `from __future__`), and of globals
-it takes modules and other kernels only.
+Triton reads the source of this file and knows little of Python: annotations have to be real (no `from __future__`), and of globals it takes
+modules and other kernels only.
 """
 
 import triton
@@ -34,7 +33,7 @@ def mixed(w):
 
 @triton.jit
 def offsets_of(row, unit, FIRST: tl.constexpr, DIMS: tl.constexpr):
-    """Where the units of a strided tensor lie, in units from its address; the innermost dimension comes first in the table."""
+    """Return where the units of a strided tensor lie, in units from its address; the innermost dimension comes first in the table."""
     offset = unit.to(tl.int64) * 0
     rest = unit.to(tl.uint32)
     for dim in tl.static_range(0, DIMS):
@@ -52,7 +51,7 @@ def offsets_of(row, unit, FIRST: tl.constexpr, DIMS: tl.constexpr):
 
 @triton.jit
 def words_at(row, address, at, num_bytes, UNIT: tl.constexpr, DIMS: tl.constexpr, IS_WHOLE: tl.constexpr, IS_ALIGNED: tl.constexpr):
-    """The words `at` of a tensor; zeros beyond its end, unless it is told not to look."""
+    """Return the words `at` of a tensor; zeros beyond its end, unless `IS_WHOLE` says that there is no end in them."""
     if UNIT == 0:
         if IS_ALIGNED:
             base = tl.multiple_of((address // 16 * 16).to(tl.pointer_type(tl.uint64)), 16)
@@ -91,7 +90,7 @@ def words_at(row, address, at, num_bytes, UNIT: tl.constexpr, DIMS: tl.constexpr
 
 @triton.jit
 def lines_at(row, address, start, num_bytes, UNIT: tl.constexpr, DIMS: tl.constexpr, IS_WHOLE: tl.constexpr, IS_ALIGNED: tl.constexpr):
-    """256 words from `start`, as 16 lines of 16; with UNIT 128 each line lies together, and the lines where strides say."""
+    """Return 256 words from `start`, as 16 lines of 16; with UNIT 128 each line lies together, and strides place the lines."""
     lines = tl.arange(0, 16)
     columns = tl.arange(0, 16)
     if UNIT == 128:
@@ -106,7 +105,7 @@ def lines_at(row, address, start, num_bytes, UNIT: tl.constexpr, DIMS: tl.conste
 
 @triton.jit
 def float_bits(w, part: tl.constexpr, KIND: tl.constexpr):
-    """The bits of the magnitude, and the value as float32, of one number in a word; KIND is 0 bfloat16, 1 float16, 2 float32."""
+    """Return the bits of the magnitude, and the value as float32, of one number in a word; KIND is 0 bfloat16, 1 float16, 2 float32."""
     if KIND == 2:
         bits = (w >> (32 * part)).to(tl.int32)
         return bits & 0x7FFFFFFF, bits.to(tl.float32, bitcast=True)
@@ -121,7 +120,7 @@ def float_bits(w, part: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def least_of_pairs(x, y):
-    """The lesser of two numbers twice, each pair of bfloat16 in 32 bits."""
+    """Return the lesser of two numbers twice, each pair of bfloat16 in 32 bits."""
     return tl.inline_asm_elementwise("min.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=tl.int32, is_pure=True, pack=1)
 
 
@@ -158,8 +157,8 @@ def add_lines(
     IS_PAIRED: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """Add 256 words to the sums of their places; `least` is the smallest magnitude. Where they are paired, `low`, `high` and `least` are of
-    two numbers each, which the device compares in one go.
+    """Add 256 words to the sums of their places; `least` is the smallest magnitude. With `IS_PAIRED` each of `low`, `high` and `least`
+    holds two numbers, which the device compares at once.
     """
     m = mixed(w)
     s0 += m
@@ -316,7 +315,7 @@ def narrow_parts(
                     smalls += (magnitude < tiny).to(tl.int32)
             num_zero, num_small = tl.sum(tl.sum(zeros, axis=1), axis=0), tl.sum(tl.sum(smalls, axis=1), axis=0)
             surplus = (tl.cdiv(end - begin, WIDTH) * WIDTH * parts - tl.minimum(num_reals - begin * parts, CHUNK * parts)).to(tl.int32)
-            num_zero, num_small = num_zero - surplus, num_small - surplus  # what is beyond the end was read as zeros
+            num_zero, num_small = num_zero - surplus, num_small - surplus  # words beyond the end were read as zeros
         if is_odd:
             total = tl.zeros([16, 16], tl.float64)
             squares = tl.zeros([16, 16], tl.float64)
@@ -352,8 +351,8 @@ def narrow_parts(
 
 @triton.jit
 def wide_value(w, values, part: tl.constexpr, SIZE: tl.constexpr, KIND: tl.constexpr):
-    """One number of a word as float64, and its class. KIND is 0 float64, 1 a signed and 2 an unsigned integer, 3 a code of one byte with a
-    table.
+    """Return one number of a word as float64, and its class. KIND is 0 float64, 1 a signed and 2 an unsigned integer, 3 a one-byte code
+    with a table.
 
     Classes are 0 ordinary, 1 NaN, 2 inf, 3 -inf, 4 zero, 5 subnormal.
     """
@@ -463,7 +462,7 @@ def wide_parts(
     tl.store(to + 1, whole.to(tl.int64, bitcast=True))
     if STATISTICS:
         exponent = tl.program_id(0).to(tl.int64) * 0
-        if KIND == 0:  # squares of float64 overflow or vanish: sum what is scaled by a power of two near the largest
+        if KIND == 0:  # squares of float64 overflow or vanish: scale by a power of two near the largest
             bits = tl.max(top, axis=0).to(tl.int64, bitcast=True)
             exponent = tl.minimum(tl.maximum((bits >> 52) - 1023, -1000), 1000)
             scale = ((1023 - exponent) << 52).to(tl.float64, bitcast=True)
@@ -488,7 +487,7 @@ def wide_parts(
 
 @triton.jit
 def power_of_two(exponent):
-    """2.0**exponent for exponents up to 0; below the normal numbers it is 0."""
+    """Return 2.0**exponent for exponents up to 0; below the normal numbers, 0."""
     return tl.where(exponent < -1022, 0, (exponent + 1023) << 52).to(tl.float64, bitcast=True)
 
 

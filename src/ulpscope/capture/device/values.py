@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a tensor's values. On an accelerator it comes later than the record that names it, and in place.
+"""Hold the values of a tensor as far as they are known. On an accelerator they come later than the record that names the tensor, and in
+place.
 
 These objects are many and live for a step. They stay outside of Python's garbage collector, which would go over them again and again; none
 refers to another in a circle.
@@ -20,17 +21,17 @@ from ulpscope.model import Summary, view_content
 __all__ = ["LOST", "NOT_KEPT", "Form", "Kept", "Values", "View", "settle_rows", "view_of"]
 
 View = tuple[str, tuple[int, ...], "tuple[int, ...] | None", int]
-"""How a tensor looks at kept bytes: dtype, shape, strides and offset in elements, or no strides where it consists of them."""
+"""How a tensor looks at kept bytes: dtype, shape, strides and offset in elements; no strides where it is all of the bytes."""
 
 LOST = "written to before it was read: values are not known"
 NOT_KEPT = "values not kept: the size limit of this run is reached"
 
 
 class Form(msgspec.Struct, gc=False):
-    """What tensors of one shape, dtype and device have in common; made once for each.
+    """The traits that tensors of one shape, dtype and device share; made once for each.
 
-    `numel` counts the reals of complex numbers, `size` is of one element, `extent` the bytes of memory from the first element to the last.
-    Forms of one `order`, at one address, are the same elements in the same order, in other shapes.
+    `numel` counts the reals of complex numbers, `size` is the bytes of one element, `extent` the bytes of memory from the first element to
+    the last. Tensors whose forms share an `order`, at one address, are the same elements in the same order, in other shapes.
     """
 
     dtype: str
@@ -47,18 +48,18 @@ class Form(msgspec.Struct, gc=False):
     is_complex: bool = False
     layouts: dict[int, Any] = {}
     order: int = 0
-    take_aligned: Any = None  # how its device takes a tensor at an address that is a multiple of 8, once that is known
+    take_aligned: Any = None  # takes a tensor at an address that is a multiple of 8, once its device has made this function
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements fill their memory, in whatever order."""
+        """Tell whether the elements fill their memory, in any order."""
         return self.extent == math.prod(self.shape) * self.size and not any(
             stride == 0 and size > 1 for stride, size in zip(self.strides or (), self.shape, strict=True)
         )
 
 
 class Kept(msgspec.Struct, gc=False):
-    """Memory whose bytes are in the store, or on their way to it: where it was, and the key of the bytes. Without a key they are not
+    """Memory whose bytes are in the store, or on their way to it: where it was, and the key of the bytes. Bytes without a key are not
     kept.
     """
 
@@ -72,8 +73,8 @@ class Kept(msgspec.Struct, gc=False):
 class Values(msgspec.Struct, gc=False):
     """Summary, fingerprint, the kept bytes and a note; `waits` while the summary is still to come.
 
-    The rest says which tensor it was: version, address and form, whether its values are mirrored (conjugate, negative), and the next of
-    the same storage. `view` is how the tensor looks at the kept bytes, where it does not simply consist of them.
+    The other fields identify the tensor: version, address and form, whether its values are mirrored (conjugate, negative), and the next
+    values of the same storage. `view` says how the tensor looks at the kept bytes, unless it is all of them.
     """
 
     summary: Summary | None = None
@@ -94,14 +95,14 @@ class Values(msgspec.Struct, gc=False):
 
     @property
     def content(self) -> str | None:
-        """The key of the kept values."""
+        """Return the key of the kept values."""
         if self.kept is None or self.kept.key is None:
             return None
         return self.kept.key if self.view is None else view_content(self.kept.key, *self.view)
 
     @property
     def remark(self) -> str:
-        """The note, or why the values are not kept."""
+        """Return the note, or why the values are not kept."""
         if self.note or self.kept is None or self.kept.key is not None:
             return self.note
         return self.kept.note or NOT_KEPT
@@ -115,13 +116,13 @@ if COMPILED is not None and not TYPE_CHECKING:
 
 
 def view_of(form: Form, offset: int, num_bytes: int) -> View:
-    """How a tensor looks at memory that begins `offset` elements before it and holds `num_bytes`."""
+    """Describe how a tensor looks at memory that begins `offset` elements before it and holds `num_bytes`."""
     consists_of_it = form.is_contiguous and offset == 0 and form.extent == num_bytes
     return form.dtype, form.shape, None if consists_of_it else form.strides, offset
 
 
 def settle_rows(rows: npt.NDArray[np.int64], numels: list[int], owners: list[Values], *, statistics: bool) -> None:
-    """Hand rows of results, as they came from a device, to the values that wait for them."""
+    """Hand rows of results from a device to the values that wait for them."""
     if COMPILED is not None:
         COMPILED.settle_rows(rows, numels, owners, statistics)
         return
@@ -149,7 +150,7 @@ def _summaries(rows: npt.NDArray[np.int64], numels: npt.NDArray[np.int64]) -> li
 
 
 def _without_values(row: Any, *, is_ordered: bool) -> Any:
-    """The summary of a tensor without finite numbers."""
+    """Return the summary of a tensor without finite numbers."""
     numel, low, high, mean, rms, *counts = row
     mean = None if math.isnan(mean) else mean
     return (numel, low if is_ordered else None, high if is_ordered else None, mean, None if mean is None else rms, *counts)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a kernel reads a tensor: what its words of eight bytes mean and where they lie.
+"""Decide how a kernel reads a tensor: the meaning of its words of eight bytes, and their places.
 
-A tensor that is contiguous is a run of words. Any other is read in units, the largest of 128, 8, 4, 2 or 1 bytes that lie together,
-through up to five dimensions; neighbouring dimensions that continue each other are one. What fits neither is copied first.
+A contiguous tensor is a run of words. Any other is read in units, the largest of 128, 8, 4, 2 or 1 bytes that lie together, through up to
+five dimensions; neighbouring dimensions that continue each other are merged. A tensor that fits neither is copied first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _INVERSE = pow(RATIO, -1, 2**64)
 FIELDS = 28
 COLUMNS = 12
 CHUNK = 8192
-"""Words that one program reads."""
+"""The number of words that one program reads."""
 JOINED = 128
-"""Parts of a tensor that are joined at a time."""
+"""The number of parts of a tensor that are joined at a time."""
 
 _MOST_DIMS = 5
 _LINE = 128
@@ -37,8 +37,8 @@ _INTEGERS = {"int": 1, "uint": 2}
 
 
 class Layout(NamedTuple):
-    """`variant` chooses the kernel: narrow or not, kind, element size, unit, dimensions; layouts of one `group` go into one launch.
-    `row` is the table's, but for address and first program.
+    """The layout of a tensor. `variant` chooses the kernel: narrow or not, kind, element size, unit, dimensions; layouts of one `group`
+    share a launch. `row` is the row of the table, without address and first program.
     """
 
     variant: tuple[bool, int, int, int, int]
@@ -55,7 +55,7 @@ _groups: dict[tuple[tuple[bool, int, int, int, int], str], int] = {}
 
 @lru_cache(maxsize=65536)
 def layout_of(name: str, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int) -> Layout | None:
-    """The layout of a tensor of that dtype whose address is a multiple of `alignment` (1, 2, 4 or 8); None where it has to be copied
+    """Return the layout of a tensor of that dtype whose address is a multiple of `alignment` (1, 2, 4 or 8); None where it has to be copied
     first.
     """
     real = real_dtype(name)
@@ -87,7 +87,7 @@ def layout_of(name: str, shape: tuple[int, ...], strides: tuple[int, ...], align
 def _units(
     shape: tuple[int, ...], strides: tuple[int, ...], element: int, alignment: int, *, in_lines: bool
 ) -> tuple[int, list[int], list[int]] | None:
-    """Unit, sizes and steps in units, the innermost first; unit 0 for a run of words. Steps of lines (unit 128) are in words."""
+    """Return unit, sizes and steps in units, the innermost first; unit 0 for a run of words. Steps of lines (unit 128) are in words."""
     sizes, steps = merged(shape, strides, element)
     if len(sizes) == 1 and steps[0] == 1 and alignment == 8:
         return 0, [], []
@@ -101,7 +101,7 @@ def _units(
 
 
 def merged(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> tuple[list[int], list[int]]:
-    """Sizes and steps in bytes, the innermost first and beginning with the bytes of one element."""
+    """Return sizes and steps in bytes, the innermost first and beginning with the bytes of one element."""
     sizes, steps = [element], [1]
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size == 1:
@@ -115,6 +115,6 @@ def merged(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> tu
 
 
 def _divisor(size: int) -> tuple[int, int]:
-    """Multiplier and shift that divide numbers below 2**31 by `size`."""
+    """Return the multiplier and shift that divide numbers below 2**31 by `size`."""
     shift = (size - 1).bit_length()
     return (2**32 * (2**shift - size)) // size + 1, shift

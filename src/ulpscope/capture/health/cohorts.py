@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that are watched together, and what of each lies on this rank.
+"""Group parameters that are measured together, and find the part of each that lies on this rank.
 
-A sharded parameter (a DTensor, as FSDP2 makes them) is measured where its shard lies. The positions whose signs are kept are
-chosen in the whole tensor, so ranks hold disjoint parts of one sample and files of different layouts compare.
+A sharded parameter (a DTensor, as FSDP2 makes them) is measured where its shard lies. The positions whose signs are kept are chosen in the
+whole tensor, so ranks hold disjoint parts of one sample and files of different layouts compare.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ class _Shard(NamedTuple):
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether its values can be had without running the code of a class of the user's."""
+    """Tell whether ulpscope can read the tensor's values without running the code of a class of the user's."""
     if type(tensor) in _PLAIN:
         return True
     return not is_foreign(without_class(getattr(tensor, "_local_tensor", tensor) if not is_foreign(tensor) else tensor))
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a readable tensor lies on this rank, dense and without a class of the user's. Call it where no graph is made."""
+    """Return the part of a readable tensor that lies on this rank, dense and without a class of the user's. Call it where no graph is
+    made.
+    """
     if type(tensor) in _PLAIN and tensor.layout is torch.strided:
         return tensor
     tensor = without_class(tensor)
@@ -65,7 +67,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def member_of(name: str, label: str, parameter: torch.Tensor, at_most: int) -> Member:
-    """A parameter as it is watched under `label`, with at most so many sampled positions."""
+    """Describe a parameter that is measured under `label`, with at most so many sampled positions."""
     global_numel = int(parameter.numel())
     positions = sample_positions(name, global_numel, at_most)
     shard = _shard_of(parameter)
@@ -86,7 +88,7 @@ def member_of(name: str, label: str, parameter: torch.Tensor, at_most: int) -> M
 
 
 def _shard_of(parameter: torch.Tensor) -> _Shard | None:
-    """Where the local part of a DTensor lies in the whole; None for what is whole already."""
+    """Return where the local part of a DTensor lies in the whole; None for a tensor that is whole already."""
     placements = getattr(parameter, "placements", None)
     if placements is None:
         return None
@@ -100,7 +102,7 @@ def _shard_of(parameter: torch.Tensor) -> _Shard | None:
 
 
 def _places_in(shard: _Shard, shape: tuple[int, ...], positions: Any) -> tuple[Any, Any]:
-    """Positions of the whole as places in the shard, and which of them lie in it."""
+    """Translate positions of the whole into places in the shard, and tell which of them lie in it."""
     if 0 in shard.shape or not shape:
         owned = np.full(len(positions), not shape)
         return positions[owned], owned
@@ -122,11 +124,11 @@ class Cohort:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every sampled position is here."""
+        """Tell whether every sampled position is on this rank."""
         return all(member.owned.all() for member in self.members)
 
     def targets(self, kinds: Sequence[str], dtypes: Sequence[torch.dtype]) -> tuple[HealthTarget, ...]:
-        """The rows of these kinds, for tensors of these dtypes; the same object each time."""
+        """Return the rows of these kinds, for tensors of these dtypes; the same object each time."""
         key = (tuple(kinds), tuple(dtypes))
         found = self._targets.get(key)
         if found is None:
@@ -135,7 +137,7 @@ class Cohort:
         return found
 
     def sign_bits(self, matrix: Any) -> bytes:
-        """The packed signs at all sampled positions, those of other ranks as zeros, one member after the other at whole bytes."""
+        """Pack the signs at all sampled positions, those of other ranks as zeros, one member after the other at whole bytes."""
         if not self.is_whole:
             here = matrix
             matrix = np.zeros(self._is_owned.shape, dtype=bool)
@@ -145,12 +147,12 @@ class Cohort:
 
     @cached_property
     def _is_here(self) -> Any:
-        """[members, width of the sampler]: what of a row is no filling."""
+        """Mark the values of each row that are no filling: [members, width of the sampler]."""
         return _first([len(member.places) for member in self.members])
 
     @cached_property
     def _is_owned(self) -> Any:
-        """[members, most samples]: which of all sampled positions are on this rank."""
+        """Mark the sampled positions that are on this rank: [members, most samples]."""
         owned = _first([member.num_samples for member in self.members])
         for row, member in zip(owned, self.members, strict=True):
             row[: member.num_samples] = member.owned
@@ -158,12 +160,12 @@ class Cohort:
 
     @cached_property
     def _is_packed(self) -> Any:
-        """[members, most bytes]: which bytes hold samples."""
+        """Mark the bytes that hold samples: [members, most bytes]."""
         return _first([-(-member.num_samples // 8) for member in self.members])
 
 
 def _first(counts: list[int]) -> Any:
-    """Rows that begin with so many True."""
+    """Make rows that begin with so many True."""
     return np.arange(max(counts, default=0)) < np.array(counts, dtype=np.int64)[:, None]
 
 
@@ -184,7 +186,7 @@ def _target(kind: str, member: Member, dtype: str) -> HealthTarget:
 
 
 class Merge:
-    """Rows of the same kind and name as one: the parameters of a layer, the calls of a module."""
+    """Merges rows of the same kind and name into one: the parameters of a layer, the calls of a module."""
 
     def __init__(self, targets: Sequence[HealthTarget]) -> None:
         groups: dict[tuple[str, str], list[int]] = {}
@@ -199,14 +201,14 @@ class Merge:
         self._sign_order = np.concatenate([np.arange(starts[row], starts[row] + sizes[row]) for row in self._order])
 
     def rows(self, values: Any) -> Any:
-        """The merged rows of statistics and counts."""
+        """Merge the rows of statistics and counts."""
         values = values[self._order]
         counts = np.zeros((len(self.targets), values.shape[1] - 6))
         np.add.at(counts, self._numbers, values[:, 6:])
         return np.concatenate([compose(values[:, :6], self._numel, self._numbers, len(self.targets)), counts], axis=1)
 
     def signs(self, packed: bytes) -> bytes:
-        """The signs in the order of the merged rows."""
+        """Put the signs in the order of the merged rows."""
         ordered: bytes = np.frombuffer(packed, dtype=np.uint8)[self._sign_order].tobytes() if packed else b""
         return ordered
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches a training: statistics of gradients, parameters, updates and optimizer moments at each optimizer step.
+"""Watch a training: statistics of gradients, parameters, updates and optimizer moments at each optimizer step.
 
-It looks on through hooks that optimizers and modules offer, and computes on the device without waiting for it: what one step
-measured is copied while the next one runs, and reaches `on_step` when that one ends. Nothing is written to, no random number is
-drawn, no graph is made. What fails is reported to `on_failure`, and training goes on.
+The session looks on through hooks that optimizers and modules offer, and computes on the device without waiting for it: the results of one
+step are copied while the next one runs, and reach `on_step` when that one ends. It writes to no tensor, draws no random number and makes no
+graph. A failure is reported to `on_failure`, and training goes on.
 
-A step ends with `step()`, or by itself when something of the next one happens: an optimizer that has stepped steps again, a
-scalar is logged again.
+A step ends with `step()`, or by itself when something of the next one happens: an optimizer that has stepped steps again, or a scalar is
+logged again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["KINDS", "HealthSession"]
 
 KINDS = ("gradient", "parameter", "update", "moment")
 _MOST_COHORTS = 64
-# A hook on these, or inside them, makes them give up their fused kernels, which compute other bits.
+# These modules give up their fused kernels if they, or modules inside them, have a hook; then they compute other bits.
 _FUSED = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 _MOST_PLANS = 256
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -53,11 +53,11 @@ _NOTHING: dict[str, Any] = {}
 
 
 _Sought: TypeAlias = tuple[str, Member, torch.Tensor]
-"""What is to be measured: its kind, whose it is, and the tensor."""
+"""A tensor to measure: its kind, the parameter that it belongs to, and the tensor."""
 
 
 class _Entry(NamedTuple):
-    """Rows under way; `signs` holds a matrix of booleans, `scale` what the values have to be divided by."""
+    """Rows under way; `signs` holds a matrix of booleans, `scale` the divisor of the values."""
 
     targets: tuple[HealthTarget, ...]
     pending: Pending
@@ -67,7 +67,7 @@ class _Entry(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Tensors of one device, and whose they are; `places` are theirs among all that were looked for."""
+    """Tensors of one device, and the parameters that they belong to; `places` are their places among all tensors of the slot."""
 
     cohort: Cohort
     batch: Batch
@@ -76,7 +76,7 @@ class _Group(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The groups of some tensors, good for as long as these have the same owners and are what they were."""
+    """The groups of some tensors, valid for as long as their owners and forms stay the same."""
 
     members: list[int]
     forms: tuple[list[Any], ...]
@@ -85,7 +85,7 @@ class _Found(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What becomes of the rows of a step: their layout, and how those of one name are merged, if any are."""
+    """How the rows of a step are arranged: their layout, and the merging of rows with one name, if there are such."""
 
     parts: tuple[tuple[HealthTarget, ...], ...]
     layout: HealthLayout
@@ -102,7 +102,7 @@ class _OpenStep:
 
 
 class _Sent:
-    """A step on its way to the host; `places` are those of each device's arrays among all."""
+    """A step on its way to the host; `places` are the places of each device's arrays among all."""
 
     def __init__(self, step: _OpenStep, places: dict[torch.device, list[int]]) -> None:
         self.step = step
@@ -174,7 +174,7 @@ class HealthSession:
             self._watch_activations(model)
 
     def stop(self) -> None:
-        """Remove the hooks and hand over what is still on its way."""
+        """Remove the hooks and hand over the results that are still on their way."""
         if not self._is_active:
             return
         self._is_active = False
@@ -206,11 +206,11 @@ class HealthSession:
         self._safely("measure gradients before clipping", self._measure_unclipped, parameters)
 
     def skip(self, optimizer: Any) -> None:
-        """An optimizer's step was left out, as a GradScaler does after an overflow: the step counts all the same."""
+        """Count a step that was left out, as a GradScaler does after an overflow."""
         self._safely("count a skipped step", self._skip, optimizer)
 
     def unscale_loss(self, scaler: Any) -> None:
-        """Divide the loss of this step by a GradScaler's scale: it was taken where backward began."""
+        """Divide the loss of this step by a GradScaler's scale, since it was taken where backward began."""
         self._safely("unscale the loss", self._unscale_loss, scaler)
 
     def _skip(self, optimizer: Any) -> None:
@@ -344,7 +344,7 @@ class HealthSession:
     # ---- who is watched
 
     def _watched(self, optimizer: Any) -> list[tuple[Member, torch.Tensor]]:
-        """The parameters of an optimizer with what is known about them."""
+        """Return the parameters of an optimizer with their descriptions."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         key = (id(optimizer), *map(id, parameters))
         found = self._members.get(key)
@@ -381,7 +381,7 @@ class HealthSession:
         ]
 
     def _can_read(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is watched; one that is not is told of."""
+        """Tell whether a parameter can be read, and report one that cannot."""
         if is_readable(parameter):
             return True
         if self._on_failure is not None:
@@ -396,13 +396,13 @@ class HealthSession:
         return name if self._granularity == "parameter" else name.rpartition(".")[0] or name
 
     def _share_of_samples(self, parameter: torch.Tensor, size: int) -> int:
-        """A label has one sample, which its parameters share by size."""
+        """Return a parameter's share of the one sample of its label, by size."""
         if not self._num_samples:
             return 0
         return max(1, round(self._num_samples * int(parameter.numel()) / max(size, 1)))
 
     def _groups_of(self, slot: Any, sought: list[_Sought]) -> list[tuple[_Group, list[torch.Tensor]]]:
-        """The local parts of tensors, those of one device together. What `slot` held before is used again if it still holds."""
+        """Group the local parts of tensors by device. The groups in `slot` are used again if they still hold."""
         tensors = [
             tensor if type(tensor) in _PLAIN and tensor.layout is _STRIDED else local_part(tensor)  # most often, and without a call
             for _, _, tensor in sought
@@ -446,7 +446,7 @@ class HealthSession:
         return self._open.number % self._every == 0
 
     def _turn_to(self, key: Any) -> None:
-        """Go to the next step if this one is over: an optimizer has stepped, and what comes now came before it already."""
+        """Go to the next step if this one is over: an optimizer has stepped, and the event came before in this step already."""
         kind, which = key
         if self._open.stepped and not self._has_explicit_steps:
             is_repeated = which in self._open.stepped if kind == "optimizer" else self._has(kind, which)
@@ -481,7 +481,7 @@ class HealthSession:
             self._deliver(sent)
 
     def _send(self, done: _OpenStep) -> _Sent:
-        """Send what a step measured to the host, those of a device in one copy."""
+        """Send the measurements of a step to the host, those of a device in one copy."""
         arrays = _arrays(done)
         places: dict[torch.device, list[int]] = {}
         for place, array in enumerate(arrays):
@@ -493,7 +493,7 @@ class HealthSession:
         return sent
 
     def _arrived(self, sent: _Sent) -> list[Any]:
-        """Wait until everything of a step is here; a step later there is nothing to wait for."""
+        """Wait until all results of a step are here; a step later they have come already."""
         found: dict[int, Any] = {}
         for device, places in sent.places.items():
             while (arrived := self._arrivals[device].pop(wait=True)) is not None:
@@ -541,7 +541,7 @@ class HealthSession:
         )
 
     def _plan_of(self, parts: tuple[tuple[HealthTarget, ...], ...]) -> _Plan:
-        """What becomes of rows that come in these parts; the same layout each time that its rows are the same."""
+        """Plan the rows that come in these parts; the layout is the same object each time that its rows are the same."""
         key = tuple(map(id, parts))
         known = self._plans.get(key)
         if known is None:
@@ -555,7 +555,7 @@ class HealthSession:
         return known
 
     def _safely(self, what: str, function: Callable[..., None], *args: Any) -> None:
-        """Our own work: no mode sees it, autograd does not track it, and its failure stays here."""
+        """Run our own work: no mode sees it, autograd does not track it, and its failure stays here."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             return  # nothing may be added to a graph that the user records
         try:
@@ -568,7 +568,7 @@ class HealthSession:
 
 
 def _now(value: Any) -> float | torch.Tensor:
-    """A number, or a tensor with what it holds at this moment."""
+    """Return a number, or a tensor with its present value."""
     if not isinstance(value, torch.Tensor):
         return float(value)
     with blind():
@@ -581,7 +581,7 @@ def _number(value: float | torch.Tensor, arrays: Any) -> float:
 
 
 def _arrays(done: _OpenStep) -> list[torch.Tensor]:
-    """Everything that has to come to the host, in the order in which `_deliver` takes it."""
+    """Return all arrays that have to come to the host, in the order in which `_deliver` takes them."""
     found: list[torch.Tensor] = []
     for entry in done.entries.values():
         found += [*entry.pending.arrays, *(each for each in (entry.signs, entry.scale) if each is not None)]
@@ -589,14 +589,14 @@ def _arrays(done: _OpenStep) -> list[torch.Tensor]:
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient that the optimizer uses; Megatron and its kin keep it in `main_grad`."""
+    """Return the gradient that the optimizer uses; Megatron and its kin keep it in `main_grad`."""
     found = getattr(parameter, "main_grad", None)
     gradient = found if isinstance(found, torch.Tensor) else parameter.grad
     return gradient if gradient is not None and is_readable(gradient) else None
 
 
 def _moments(optimizer: Any, watched: list[tuple[Member, torch.Tensor]]) -> list[_Sought]:
-    """The tensors of an optimizer's state that have the size of their parameter, by kind."""
+    """Return the tensors of an optimizer's state that have the size of their parameter, by kind."""
     state = optimizer.state
     if not isinstance(state, dict):
         return []
@@ -611,7 +611,7 @@ def _moments(optimizer: Any, watched: list[tuple[Member, torch.Tensor]]) -> list
 
 @lru_cache(maxsize=4096)
 def _activation_targets(path: str, dtype: torch.dtype, number: int) -> tuple[HealthTarget, ...]:
-    """The same object each time, so that a step with the same rows has the same layout."""
+    """Return the same object each time, so that a step with the same rows has the same layout."""
     name = str(dtype).removeprefix("torch.")
     return (HealthTarget(kind="activation", name=path, numel=1, global_numel=1, dtype=name, layer=path),) * number
 
@@ -626,7 +626,7 @@ def _has_values(tensor: torch.Tensor) -> bool:
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
-    """The tensors of what a module returned, through tuples, lists and dicts."""
+    """Return the tensors in a module's result, through tuples, lists and dicts."""
     if isinstance(output, torch.Tensor):
         return [output]
     items = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # mypy: ignore-errors
-"""Kernels over a table of addresses: every tensor of a model is read by one launch. Needs triton.
+"""Read every tensor of a model by one launch, over a table of addresses. Needs triton.
 
-A program of `partial_rows` reads one row of one tensor and writes low, high, sum, scale, squares, zeros, non-finite (and counts);
-a program of `whole_rows` joins the rows of one tensor in float64, in a fixed order, so that the same values always give the same
-numbers. The sums are of values scaled by a power of two, so that neither tiny nor huge gradients are lost: near the first value of the
-row, which nearly always does, or else near its largest, in a second pass. What is not finite takes a pass of its own too.
+A program of `partial_rows` reads one row of one tensor and writes low, high, sum, scale, squares, zeros, non-finite (and counts); a program
+of `whole_rows` joins the rows of one tensor in float64, in a fixed order, so that the same values always give the same numbers. The sums
+are of values scaled by a power of two, so that neither tiny nor huge gradients are lost. The scale is near the first value of the row,
+which nearly always fits, or else near its largest, in a second pass. Non-finite values take a pass of their own too.
 
-Triton reads the source of this file and knows little of Python: annotations have to be real (no `from __future__`), and of globals
-it takes modules and other kernels only.
+Triton reads the source of this file and knows little of Python: annotations have to be real (no `from __future__`), and of globals it takes
+modules and other kernels only.
 """
 
 import triton
@@ -19,7 +19,7 @@ __all__ = ["partial_rows", "sampled_values", "tl", "whole_rows"]
 
 @triton.jit
 def power_below(value):
-    """The bits of the power of two below a positive number, within those whose inverse is normal too."""
+    """Return the bits of the power of two below a positive number, within those whose inverse is normal too."""
     return tl.minimum(tl.maximum(value.to(tl.int32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
 
 
@@ -182,13 +182,15 @@ def whole_rows(partial, row_starts, out, COLUMNS: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def sampled_values(addresses, codes, offsets, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """`offsets` counts elements in memory; a negative one stands for no sample, whose value is 0. `codes` are those of the dtypes."""
+    """Read the sampled values. `offsets` counts elements in memory; a negative one stands for no sample, whose value is 0. `codes` are the
+    codes of the dtypes.
+    """
     tensor = tl.program_id(0).to(tl.int64)
     address, code = tl.load(addresses + tensor), tl.load(codes + tensor)
     columns = tl.arange(0, BLOCK)
     places = tl.load(offsets + tensor * WIDTH + columns, mask=columns < WIDTH, other=-1)
     places = tl.where(address == 0, -1, places)
-    # Two of these three are masked wholly: nothing is read, and they give 0.
+    # Two of these three loads are masked wholly: they read nothing and give 0.
     values = tl.load(address.to(tl.pointer_type(tl.float32)) + places, mask=tl.where(code == 0, places, -1) >= 0, other=0.0)
     values += tl.load(address.to(tl.pointer_type(tl.float16)) + places, mask=tl.where(code == 1, places, -1) >= 0, other=0.0).to(tl.float32)
     values += tl.load(address.to(tl.pointer_type(tl.bfloat16)) + places, mask=tl.where(code == 2, places, -1) >= 0, other=0.0).to(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of many tensors at once, without waiting for a device.
+"""Take statistics of many tensors at once, without waiting for a device.
 
-A `Batch` knows how tensors are read, and stays good for as long as their `traits` do. Measuring starts the work and returns what is
-pending: arrays that still lie on their device, and a function that makes rows of them once they have been copied to the host. Rows
-are those of `model.STATISTICS`, with counts between bounds behind them. On the CPU the trunk's own kernel reads each tensor once; on
-CUDA two Triton kernels read all of them; elsewhere tensors are joined into rows of equal length, so that a few dozen operations do
-for a whole model. The result does not depend on memory formats, and is the same each time.
+A `Batch` knows how to read its tensors, and stays good for as long as their `traits` do. Measuring starts the work and returns a `Pending`:
+arrays that still lie on their device, and a function that makes rows of them once they have been copied to the host. Rows are those of
+`model.STATISTICS`, with counts between bounds behind them. On the CPU the trunk's own kernel reads each tensor once; on CUDA two Triton
+kernels read all of them; elsewhere tensors are joined into rows of equal length, so that a few dozen operations do for a whole model. The
+result does not depend on memory formats, and is the same each time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Pending(NamedTuple):
-    """Arrays on a device, and what to do with them on the host: `finish` takes them as NumPy arrays, in the same order."""
+    """Arrays on a device, and the work on the host: `finish` takes them as NumPy arrays, in the same order."""
 
     arrays: list[torch.Tensor]
     finish: Callable[[list[Any]], Any]
@@ -41,7 +41,9 @@ _Read: TypeAlias = Callable[[list[torch.Tensor], tuple[float, ...]], Pending]
 
 
 def traits(tensors: Sequence[torch.Tensor]) -> tuple[list[int], tuple[list[Any], ...]]:
-    """What a batch depends on: where the tensors lie, and what they are. It is asked at every step, so it asks for little."""
+    """Return the traits that a batch depends on: the addresses of the tensors, and their forms. Every step calls this, so it asks for
+    little.
+    """
     if not _PLAIN.issuperset(map(type, tensors)):
         return [_address(each) for each in tensors], ([_form(each) for each in tensors],)
     return [each.data_ptr() for each in tensors], (
@@ -58,14 +60,14 @@ def _form(tensor: torch.Tensor) -> Any:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Zero for what is read through its own operations only."""
+    """Return the address of a tensor; zero if only its own operations can read it."""
     return tensor.data_ptr() if type(tensor) in _PLAIN else 0
 
 
 class Batch:
-    """Plain dense tensors of one device, how they are measured, and where they are sampled. Use it where no mode is active.
+    """Plain dense tensors of one device, with the ways to measure and to sample them. Use it where no mode is active.
 
-    It is good for tensors of the same `traits`; when only their addresses are others, `move` is enough.
+    It is good for tensors of the same `traits`; when only their addresses change, `move` is enough.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], sampler: Sampler | None = None) -> None:
@@ -83,7 +85,7 @@ class Batch:
         self._parts = [(places, self._reading(way, places)) for (way, _), places in groups.items()]
 
     def move(self, addresses: Sequence[int]) -> None:
-        """The tensors lie elsewhere now."""
+        """Take the new addresses of the tensors."""
         if self._readable is not None:
             self._readable.move(addresses)
 
@@ -95,7 +97,7 @@ class Batch:
         return _joined(len(tensors), parts, len(bounds) + 1 if bounds else 0)
 
     def sample(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The values at the places of the sampler, one row for each tensor; rows that are shorter end with zeros."""
+        """Return the values at the places of the sampler, one row for each tensor; shorter rows end with zeros."""
         assert self._sampler is not None
         if self._readable is not None and self._ways == {"triton"} and not statistics_triton.failure:
             try:
@@ -141,7 +143,7 @@ def _joined(num_rows: int, parts: list[tuple[list[int], Pending]], num_counts: i
 
 
 def _way(tensor: torch.Tensor) -> tuple[str, Any]:
-    """How to measure a tensor, and what may be measured together with it."""
+    """Choose how to measure a tensor, and the key of the tensors that are measured together with it."""
     kind = tensor.device.type
     if kind == "cpu" and type(tensor) in _PLAIN:
         return "cpu", None
@@ -193,7 +195,7 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _measure_with_triton(tensors: statistics_triton.Readable, table: statistics_triton.Table, bounds: tuple[float, ...]) -> Pending | None:
-    """None where the kernels do not work."""
+    """Start to measure by the kernels; None where they do not work."""
     if statistics_triton.failure:
         return None
     try:
@@ -224,7 +226,9 @@ def _measure_in_rows(tensors: list[torch.Tensor], bounds: tuple[float, ...]) -> 
 
 
 def _partial_rows(flat: list[torch.Tensor], lengths: list[int], bounds: tuple[float, ...]) -> torch.Tensor:
-    """[rows, 7 + counts]: low, high, sum over scale, scale, squares over its square, zeros, non-finite; zeros pad a tensor's last row."""
+    """Compute [rows, 7 + counts]: low, high, sum over scale, scale, squares over its square, zeros, non-finite; zeros pad a tensor's last
+    row.
+    """
     numels = [tensor.numel() for tensor in flat]
     pads = [length * ROW - numel for length, numel in zip(lengths, numels, strict=True)]
     padding = flat[0].new_zeros(max(pads))
@@ -252,7 +256,7 @@ def _partial_rows(flat: list[torch.Tensor], lengths: list[int], bounds: tuple[fl
 
 
 def _extremes(values: torch.Tensor, is_nan: torch.Tensor, lengths: list[int], pads: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest and largest number of each row. Only a tensor's last row holds padding, which is taken out there."""
+    """Return the smallest and largest number of each row. Only a tensor's last row holds padding, which is left out there."""
     infinity = float("inf")
     low, high = torch.where(is_nan, infinity, values).amin(1), torch.where(is_nan, -infinity, values).amax(1)
     last = torch.tensor([end - 1 for end in np.cumsum(lengths)], device=values.device)
@@ -264,7 +268,7 @@ def _extremes(values: torch.Tensor, is_nan: torch.Tensor, lengths: list[int], pa
 
 
 def _without_padding(partial: torch.Tensor, lengths: list[int], pads: list[int], bounds: tuple[float, ...]) -> torch.Tensor:
-    """Padding counts as zeros; take them away again."""
+    """Subtract the padding, which was counted as zeros."""
     correction = np.zeros(tuple(partial.shape))
     last = np.cumsum(lengths) - 1
     correction[last, 5] = pads
@@ -276,7 +280,7 @@ def _without_padding(partial: torch.Tensor, lengths: list[int], pads: list[int],
 
 
 def _summed(partial: Floats, starts: Any) -> Floats:
-    """Partial rows of each tensor as one row of the same columns, summed in float64."""
+    """Sum the partial rows of each tensor into one row of the same columns, in float64."""
     result = np.empty((len(starts), partial.shape[1]))
     result[:, 0] = np.minimum.reduceat(partial[:, 0], starts)
     result[:, 1] = np.maximum.reduceat(partial[:, 1], starts)
@@ -290,7 +294,7 @@ def _summed(partial: Floats, starts: Any) -> Floats:
 
 
 def _rows_of_sums(sums: Floats, numel: Floats) -> Floats:
-    """Sums to the rows of `measure`."""
+    """Turn sums into the rows of `measure`."""
     finite = numel - sums[:, 6]
     rows = np.empty((len(sums), 6 + max(0, sums.shape[1] - 7)))
     nothing = np.where(finite > 0, 1.0, np.nan)
@@ -314,7 +318,7 @@ def _rows_of_sums(sums: Floats, numel: Floats) -> Floats:
 class Sampler:
     """Takes the values at fixed places of tensors that share a device, as one matrix [tensors, width].
 
-    `places` are positions in index order, whatever the memory format. Rows that are shorter end with zeros.
+    `places` are positions in index order, for any memory format. Shorter rows end with zeros.
     """
 
     def __init__(self, places: Sequence[Any]) -> None:
@@ -331,7 +335,7 @@ class Sampler:
         return torch.stack([torch.cat([each, each.new_zeros(self.width - len(each))]) for each in found])
 
     def offsets(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Where in memory the places lie, by the strides that the tensors have; negative where a row has none."""
+        """Return where the places lie in memory, by the strides of the tensors; negative where a row has none."""
         key = (tensors[0].device, tuple(None if tensor.is_contiguous() else tensor.stride() for tensor in tensors))
         if key not in self._moved:
             offsets = np.full((len(tensors), self.width), -1, dtype=np.int64)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All tensors of a model measured and sampled by a handful of launches, where triton is installed.
+"""Measure and sample all tensors of a model by a handful of launches, where triton is installed.
 
-What a launch has to know (how large tensors are, which of them go together) stays on the device for as long as it is true; where the
-tensors lie travels there when they have moved, without waiting.
+The facts that a launch needs (how large tensors are, which of them go together) stay on the device for as long as they are true; the
+addresses of the tensors travel there when they have moved, without waiting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CODES = {dtype: code for code, dtype in enumerate(_NAMES)}
 
 
 class Table:
-    """Some of the tensors of a Readable, all of one dtype, and which row of which tensor each program reads."""
+    """Some of the tensors of a Readable, all of one dtype, and the row of the tensor that each program reads."""
 
     def __init__(self, readable: Readable, places: Sequence[int]) -> None:
         device = readable.device
@@ -43,7 +43,7 @@ class Table:
 
 
 class Readable:
-    """Tensors on one device, and where they lie there since `move`."""
+    """Tensors on one device, and their addresses since `move`."""
 
     def __init__(self, device: torch.device, dtypes: tuple[torch.dtype, ...], numels: tuple[int, ...]) -> None:
         self.device, self.dtypes, self.numels = device, dtypes, numels
@@ -60,32 +60,32 @@ class Readable:
 
     @cached_property
     def codes(self) -> torch.Tensor:
-        """The dtypes, as `sampled_values` knows them."""
+        """Return the codes by which `sampled_values` knows the dtypes."""
         codes = np.array([_CODES[dtype] for dtype in self.dtypes], dtype=np.int64)
         found: torch.Tensor = _kept(("codes", self.device, self.dtypes), lambda: _on_device(codes, self.device))
         return found
 
 
 failure = ""
-"""Why the kernels are not used, where they were tried and did not work."""
+"""Why the kernels are not used, if they were tried and failed."""
 
 _tables: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
 
 def can_read(tensor: torch.Tensor) -> bool:
-    """Whether the kernels can read a tensor where it lies."""
+    """Tell whether the kernels can read a tensor where it lies."""
     is_plain = tensor.dtype in _NAMES and type(tensor) in _PLAIN and not tensor.is_neg()
     return is_plain and not failure and _is_dense(tensor) and _kernels() is not None
 
 
 def give_up(error: Exception) -> None:
-    """Use the kernels no more: this triton does not compile them, or not for this device. The other ways do without."""
+    """Stop using the kernels: this triton does not compile them, or not for this device. The other ways work without."""
     global failure
     failure = f"{type(error).__name__}: {error}"
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory, in whatever order."""
+    """Tell whether the elements fill their memory, in any order."""
     if tensor.is_contiguous():
         return True
     strides = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1)
@@ -107,7 +107,7 @@ def _kernels() -> Any:
 
 
 def measure(tensors: Readable, table: Table, bounds: tuple[float, ...]) -> torch.Tensor:
-    """Float64 sums [tensors of the table, 7 + counts], on the device."""
+    """Compute float64 sums [tensors of the table, 7 + counts], on the device."""
     kernels, device = _kernels(), tensors.device
     columns = 7 + (len(bounds) + 1 if bounds else 0)
     limits = _kept(("bounds", device, bounds), lambda: _on_device(np.array(bounds or [0.0], dtype=np.float32), device))
@@ -134,7 +134,7 @@ def measure(tensors: Readable, table: Table, bounds: tuple[float, ...]) -> torch
 
 
 def readable_rows(matrix: torch.Tensor, counts: tuple[int, ...]) -> tuple[Readable, Table]:
-    """The first `counts[row]` elements of each row of a contiguous matrix, as tensors of their own."""
+    """Describe the first `counts[row]` elements of each row of a contiguous matrix as tensors of their own."""
     device, size = matrix.device, matrix.element_size() * matrix.shape[1]
     steps = np.arange(len(counts), dtype=np.int64) * size
     found = Readable(device, (matrix.dtype,) * len(counts), counts)
@@ -144,7 +144,7 @@ def readable_rows(matrix: torch.Tensor, counts: tuple[int, ...]) -> tuple[Readab
 
 
 def sample_matrix(tensors: Readable, offsets: torch.Tensor) -> torch.Tensor:
-    """Float32 [tensors, width]: the values at `offsets` (in elements of memory, int64, the same shape; negative for none)."""
+    """Return float32 [tensors, width]: the values at `offsets` (in elements of memory, int64, the same shape; negative for none)."""
     device, (height, width) = tensors.device, offsets.shape
     out = torch.empty((height, width), dtype=torch.float32, device=device)
     with _current(device):
@@ -155,7 +155,7 @@ def sample_matrix(tensors: Readable, offsets: torch.Tensor) -> torch.Tensor:
 
 
 def _kept(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """What was made for this key before, or is made now."""
+    """Return the object made for this key before, or make it now."""
     found = _tables.get(key)
     if found is None:
         found = _tables[key] = make()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches a script that knows nothing of it: models, losses, clipping and loss scaling are found as they happen.
+"""Watch a script that was not written for it: models, losses, clipping and loss scaling are found as they happen.
 
-Optimizers tell through torch's global hooks. Four things are replaced while the script runs, and put back afterwards:
-`nn.Module.__call__` (which model runs; a global hook would make torch.compile warn), the entry into the autograd engine (the scalar it
-starts from is the loss), `GradScaler.step` (a step that it leaves out reaches no optimizer) and the two functions that clip.
+Torch's global hooks report the optimizers. Four things are replaced while the script runs, and put back afterwards: `nn.Module.__call__`
+(which model runs; a global hook would make torch.compile warn), the entry into the autograd engine (the scalar it starts from is the loss),
+`GradScaler.step` (a step that it leaves out reaches no optimizer) and the two functions that clip.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["ScriptHealth"]
 
 
 class _HealthPatches(Patches):
-    """The clipping functions, which only this watch replaces."""
+    """Patches for the clipping functions, which only the health session needs."""
 
     def clipping(self, before: Callable[[Any], None]) -> None:
-        """`before(parameters)` is called in front of every clipping of gradients."""
+        """Call `before(parameters)` in front of every clipping of gradients."""
         for function in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_):
             self.stand_in(function, lambda original: _clipping(original, before))
 
@@ -64,7 +64,7 @@ class ScriptHealth:
         self._session.stop()
 
     def _around_module(self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A module that runs and belongs to none that ran before is a model."""
+        """Adopt a module that runs and belongs to none that ran before: it is a model."""
         if module not in self._seen:
             for _, each in modules_in(module):
                 self._seen[each] = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions of torch.distributed move tensors between ranks, and which of their arguments they write to.
+"""Tell which functions of torch.distributed move tensors between ranks, and which of their arguments they write to.
 
-The list is read off torch: every public function that takes a group and something to send or receive. A function that torch adds
-tomorrow is on it.
+The list is read off torch: every public function that takes a group and something to send or receive. A function that torch adds tomorrow
+is on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 ASYNCHRONOUS_MODULE = "torch.distributed._functional_collectives"
-"""Its functions return before what they return is there: `wait_tensor` waits for it."""
+"""Its functions return before their results are there: `wait_tensor` waits for a result."""
 
 _HOMES = {
     "torch.distributed.distributed_c10d": "",
@@ -38,7 +38,7 @@ _HOMES = {
     ASYNCHRONOUS_MODULE: "_functional_collectives.",
 }
 _OLD_NAMES = frozenset({"_all_gather_base", "_reduce_scatter_base"})
-"""Private by their name, and called by every older program for parallel training."""
+"""These names are private, and every older program for parallel training calls them."""
 
 _GROUPS = frozenset({"group", "groups", "group_name", "process_group", "pg", "p2p_op_list"})
 _MOVED = ("tensor", "object", "input", "output", "p2p_op")
@@ -49,7 +49,9 @@ _RECEIVING_LISTS = frozenset({"tensor_list", "gather_list"})
 
 
 def group_functions() -> Iterator[tuple[str, FunctionType]]:
-    """Every public function of the modules for collectives that takes a group of ranks, by its name in records; if imported by now."""
+    """Yield every public function of the modules for collectives that takes a group of ranks, by its name in records; only modules imported
+    by now count.
+    """
     seen: set[int] = set()
     for home, prefix in _HOMES.items():
         module = sys.modules.get(home)
@@ -63,17 +65,17 @@ def group_functions() -> Iterator[tuple[str, FunctionType]]:
 
 
 def collective_functions() -> dict[str, FunctionType]:
-    """Those of the functions that take a group which also take something to send or receive."""
+    """Return the functions that take a group and also something to send or receive."""
     return {name: function for name, function in group_functions() if is_collective(function)}
 
 
 def is_collective(function: Callable[..., Any]) -> bool:
-    """Whether a function that takes a group also takes something to send or to receive."""
+    """Tell whether a function that takes a group also takes something to send or to receive."""
     return any(name in _MOVED_BY_NAME or any(part in name for part in _MOVED) for name in _parameters(function))
 
 
 def written_values(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments of a collective that it may write to, whatever they are: a tensor, a list of them, operations of a batch."""
+    """Return the arguments of a collective that it may write to, of any kind: a tensor, a list of them, operations of a batch."""
     base, given = name.rpartition(".")[2], _by_name(function, args, kwargs)
     if base in _SENDERS:
         return []
@@ -85,7 +87,7 @@ def written_values(name: str, function: Callable[..., Any], args: tuple[Any, ...
 
 
 def overwritten_values(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Those of them whose old values it does not read: they may be memory that nobody wrote to."""
+    """Return the written arguments whose old values the collective does not read: they may be memory that was never written."""
     given = _by_name(function, args, kwargs)
     if name == "batch_isend_irecv":
         return written_values(name, function, args, kwargs)
@@ -100,14 +102,14 @@ def _is_source(given: dict[str, Any]) -> bool:
 
 
 def written_below(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments to which an operation of c10d below Python may write."""
+    """Return the arguments that an operation of c10d below Python may write to."""
     if str(func).startswith("c10d.send"):
         return []
     return [value for name, value in _by_schema(func, args, kwargs) if not name.startswith("input")]
 
 
 def overwritten_below(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Those of them whose old values it does not read."""
+    """Return the written arguments whose old values the operation does not read."""
     op, given = str(func), dict(_by_schema(func, args, kwargs))
     found = [value for name, value in given.items() if name.startswith("output")]
     is_received = op.startswith("c10d.recv") or (
@@ -125,7 +127,7 @@ def _by_schema(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
 
 
 def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by the names of its parameters; none where they do not fit, as the call itself will say."""
+    """Return the arguments of a call by the names of its parameters; none if they do not fit, which the call itself will report."""
     try:
         return inspect.Signature(list(_parameters(function).values())).bind_partial(*args, **kwargs).arguments
     except TypeError:
@@ -133,7 +135,7 @@ def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def readable_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as a record shows them: operations of a batch with their tensors, which stand inside of objects."""
+    """Return the arguments as a record shows them: operations of a batch with their tensors, which stand inside of objects."""
     if name != "batch_isend_irecv":
         return args, kwargs
     return tuple(_opened(each) for each in args), {key: _opened(value) for key, value in kwargs.items()}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leave a program as much room to recurse as it has without us.
 
-Python counts every frame, and those of ours that stand around the calls of modules lie between the user's. Modules inside modules inside
-modules would meet the limit of recursion at half the depth. So the limit rises by our frames where they begin and falls where they end;
-by no more than they are, so that a recursion without an end still meets it.
+Python counts every frame. Our frames around the calls of modules lie between the user's, so nested modules would meet the limit of
+recursion at half the depth. So the limit rises by our frames where they begin and falls where they end. It rises by no more than their
+number, so that a recursion without an end still meets it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import threading
 __all__ = ["Depth"]
 
 _AROUND_A_MODULE = 4
-"""How many levels a module inside a module takes more, at the least: the code that stands in, what it calls, and how Python gets there."""
+"""The fewest levels that a module inside a module takes more: the code that stands in, the code it calls, and Python's way there."""
 
 _OUR_OWN_WORK = 200
-"""What the work inside one call takes: a mode's handler around a function of torch, and to write down what went through it."""
+"""The levels that the work inside one call takes: a mode's handler around a function of torch, and the writing of the record."""
 
 
 class Depth:
-    """The limit of recursion while something stands around the calls of modules; who sets it meanwhile is left alone."""
+    """The limit of recursion while our code stands around the calls of modules. A limit that somebody else sets meanwhile is left alone."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -39,7 +39,7 @@ class Depth:
             sys.setrecursionlimit(self._before)
 
     def enter(self) -> int:
-        """Make room for our frames around one call; what `leave` is to be given. Other threads share the limit and leave it alone."""
+        """Make room for our frames around one call; return the argument for `leave`. Other threads share the limit and leave it alone."""
         if threading.get_ident() != self._thread:
             return 0
         limit = sys.getrecursionlimit() + _AROUND_A_MODULE

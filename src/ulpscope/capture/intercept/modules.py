@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which module of the model is running: paths by identity, a stack for each thread.
+"""Know which module of the model is running: paths by identity, a stack for each thread.
 
-A class of the user's may compare and hash its modules as it likes, or not at all, and say something else about what it holds. So modules
-are told apart by identity, and what they hold is read where `nn.Module` keeps it: none of the user's code is run for it.
+A class of the user's may compare and hash its modules as it likes, or not at all, and may hide its submodules. So modules are told apart by
+identity, and their contents are read where `nn.Module` keeps them: none of the user's code runs for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Value = TypeVar("_Value")
 
 
 class ByModule(Generic[_Value]):
-    """What is known of modules, for as long as each is alive."""
+    """A dictionary by module identity; an entry lasts as long as its module is alive."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[torch.nn.Module], _Value]] = {}
@@ -61,7 +61,7 @@ def _forget(known: dict[int, Any], key: int, gone: Any) -> None:
 
 
 class RunningModule:
-    """A module that is running, its path, and what `StackReader` remembers of where it was called."""
+    """A running module, its path, and the place of its call as `StackReader` remembers it."""
 
     __slots__ = ("called_from", "inside", "module", "path", "stack")
 
@@ -73,7 +73,7 @@ class RunningModule:
         self.inside = 0
 
     def runs(self, code: CodeType) -> bool:
-        """Whether this is the code of its forward."""
+        """Tell whether this is the code of its forward."""
         return getattr(type(self.module).forward, "__code__", None) is code
 
 
@@ -82,7 +82,7 @@ if COMPILED is not None and not TYPE_CHECKING:
 
 
 class ModuleStack:
-    """Paths of modules, named from the model given or from the outermost module called."""
+    """The paths of modules, named from the model given or from the outermost module called."""
 
     def __init__(self, models: list[torch.nn.Module]) -> None:
         self._paths: ByModule[str] = ByModule()
@@ -95,7 +95,7 @@ class ModuleStack:
 
     @property
     def current(self) -> str:
-        """The path of the innermost running module of this thread."""
+        """Return the path of the innermost running module of this thread."""
         stack = self.all_running()
         return stack[-1].path if stack else ""
 
@@ -105,7 +105,7 @@ class ModuleStack:
         return stack[-1].module if stack else None
 
     def roots(self) -> list[torch.nn.Module]:
-        """The models whose modules have names, oldest first."""
+        """Return the models whose modules have names, oldest first."""
         return [root for reference in self._root_modules if (root := reference()) is not None]
 
     def is_empty(self) -> bool:
@@ -142,7 +142,7 @@ class ModuleStack:
             yield (f"{prefix}.{path}" if prefix else path), tensor
 
     def all_running(self) -> list[RunningModule]:
-        """The modules that run on this thread, the innermost last."""
+        """Return the modules that run on this thread, the innermost last."""
         try:
             return self._local.stack  # type: ignore[no-any-return]
         except AttributeError:
@@ -162,7 +162,7 @@ class ModuleStack:
         return self._paths.get(module) or ""
 
     def _name_all(self, root: torch.nn.Module) -> None:
-        """Name a root's modules; the first root has the empty path, later ones the name of their class."""
+        """Name a root's modules; the first root has the empty path, later roots the name of their class."""
         prefix = ""
         if self._roots:
             name = type(root).__name__
@@ -177,7 +177,7 @@ class ModuleStack:
 
 
 def modules_in(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """A module and all below it, each once, by name and in the order of `named_modules`."""
+    """Yield a module and all below it, each once, by name and in the order of `named_modules`."""
     seen: set[int] = set()
     ahead = [("", root)]
     while ahead:
@@ -191,12 +191,12 @@ def modules_in(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def own_parameters(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters of a module itself."""
+    """Return the parameters of a module itself."""
     return [(name, parameter) for name, parameter in module._parameters.items() if parameter is not None]
 
 
 def has_parameters(root: torch.nn.Module) -> bool:
-    """Whether a module or one below it has a parameter."""
+    """Tell whether a module or one below it has a parameter."""
     return any(own_parameters(module) for _, module in modules_in(root))
 
 
@@ -211,7 +211,7 @@ def _held_in(root: torch.nn.Module, where: str) -> Iterator[tuple[str, torch.Ten
 
 @lru_cache(maxsize=65_536)
 def clean_path(name: str, *, inside_wrapper: bool = False) -> str:
-    """A module's path without what wrappers put into it.
+    """Remove the segments that wrappers put into a module's path.
 
     >>> clean_path("layers.0._orig_mod.fc")
     'layers.0.fc'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function of torch is called in a record, and whether calling it is worth a record."""
+"""Name a function of torch as records do, and decide whether a call of it is worth a record."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _NOT_ARITHMETIC = frozenset(
     """.split()
 )
 
-# What these modules call is how they do their work, not what the user's model computes.
+# Calls from these modules are how they do their work, not what the user's model computes.
 _INTERNAL_CALLERS = (
     "torch.optim",
     "torch.distributed",
@@ -74,7 +74,7 @@ _INTERNAL_CALLERS = (
     "torch._inductor",
     "torch._higher_order_ops",
 )
-# But for these: nothing else tells what they do to tensors of the user's.
+# But calls from these count: nothing else shows what they do to tensors of the user's.
 _USERS_CALLERS = ("torch.optim.swa_utils",)
 # Python wrappers that stand between the caller and the function.
 _TRANSPARENT = frozenset(
@@ -96,7 +96,8 @@ _TRANSPARENT = frozenset(
 
 @functools.lru_cache(maxsize=8192)
 def op_name(func: Any) -> str | None:
-    """`functional.gelu`, `Tensor.add_`, `torch.matmul`, `ops.mylib.foo`; None where a call is not worth a record.
+    """Return the name of a function in records: `functional.gelu`, `Tensor.add_`, `torch.matmul`, `ops.mylib.foo`; None if a call is not
+    worth a record.
 
     >>> op_name(torch.nn.functional.gelu)
     'functional.gelu'
@@ -120,7 +121,7 @@ def op_name(func: Any) -> str | None:
 
 
 def higher_order_name(operator: Any) -> str:
-    """What a call of a higher-order operator (`torch.cond`, `flex_attention`) is called: `higher_order.cond`."""
+    """Return the name of a call of a higher-order operator (`torch.cond`, `flex_attention`): `higher_order.cond`."""
     return f"higher_order.{operator.name()}"
 
 
@@ -133,7 +134,7 @@ def _full_name(func: Any) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def written_arguments(func: Any) -> frozenset[int | str]:
-    """Positions and names of the arguments that an ATen operation writes to; below autograd no version tells."""
+    """Return positions and names of the arguments that an ATen operation writes to; below autograd no version shows a write."""
     arguments = func._schema.arguments
     written = [(position, argument.name) for position, argument in enumerate(arguments) if argument.is_write]
     return frozenset(key for pair in written for key in pair)
@@ -141,13 +142,13 @@ def written_arguments(func: Any) -> frozenset[int | str]:
 
 @functools.lru_cache(maxsize=8192)
 def writes_silently(op: str) -> bool:
-    """Whether a call may write to arguments without always raising their version: see `silently_written`."""
+    """Tell whether a call may write to arguments without always raising their version: see `silently_written`."""
     return _unannounced(op) is not None or writes_lists(op)
 
 
 @functools.lru_cache(maxsize=8192)
 def writes_lists(op: str) -> bool:
-    """Whether a call is unscaling, or works on lists of tensors in place."""
+    """Tell whether a call is unscaling, or works on lists of tensors in place."""
     name = op.rpartition(".")[2]
     return name.endswith("_") and name.startswith(("_foreach_", "_amp_foreach_", "_fused_"))
 
@@ -161,7 +162,7 @@ _SWITCHES = {"training": False, "use_input_stats": True}
 
 @dataclass(frozen=True, slots=True)
 class _Unannounced:
-    """Arguments that a call writes to without raising their version, and the argument (if any) that has to be true for it."""
+    """Arguments that a call writes to without raising their version, and the argument (if any) that has to be true for that."""
 
     written: frozenset[int | str]
     switch: str | None = None
@@ -213,7 +214,7 @@ def silently_written(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @functools.lru_cache(maxsize=8192)
 def makes_no_values(op: str) -> bool:
-    """Whether the result is memory as it was found: torch.empty and its kin."""
+    """Tell whether the result is memory as it was found: torch.empty and its kin."""
     return any(
         part in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided") for part in op.split(".")
     )
@@ -221,22 +222,22 @@ def makes_no_values(op: str) -> bool:
 
 @functools.lru_cache(maxsize=8192)
 def communicates(op: str) -> bool:
-    """Whether a program called a functional collective by its operation: it returns before its result is there."""
+    """Tell whether a program called a functional collective by its operation: it returns before its result is there."""
     return op.startswith(("ops._c10d_functional", "ops.c10d_functional"))
 
 
 def may_grow(op: str) -> bool:
-    """Whether a call may give a tensor more memory, which nobody wrote to."""
+    """Tell whether a call may give a tensor more memory, which is not written yet."""
     return op.split(".")[1:2] in (["resize_"], ["resize_as_"])
 
 
 def leaves_unwritten(op: str) -> bool:
-    """Whether there may be memory after a call that nobody wrote to, where there was none."""
+    """Tell whether a call may leave memory unwritten that did not exist before."""
     return makes_no_values(op) or may_grow(op)
 
 
 def writes_by_name(op: str, path: tuple[int | str, ...]) -> bool:
-    """Whether a call writes to the tensor at that place, as its name tells: of tensors without a version."""
+    """Tell from its name whether a call writes to the tensor at that place; used for tensors without a version."""
     name = op.split(".")[1] if op.startswith("aten.") else op.rpartition(".")[2]
     return path[0] == "out" or (path[0] in (0, "tensor") and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))))
 
@@ -246,11 +247,11 @@ _LENDING = frozenset("data_ptr numpy __array__ __dlpack__ untyped_storage storag
 
 @functools.lru_cache(maxsize=8192)
 def lends_memory(func: Any) -> bool:
-    """Whether a function hands the memory of a tensor to somebody who may write to it unseen."""
+    """Tell whether a function hands out the memory of a tensor, so that somebody may write to it unseen."""
     return getattr(func, "__name__", "") in _LENDING
 
 
-# Of these no schema tells, or it does not tell the truth: running statistics are written by functions that seem to write nothing.
+# No schema describes these, or theirs is wrong: running statistics are written by functions that seem to write nothing.
 _WRITE_NOTHING = frozenset(
     """
     __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __matmul__ __rmatmul__ __pow__ __rpow__
@@ -262,11 +263,11 @@ _WRITE_NOTHING = frozenset(
 )
 _MAY_WRITE = ("batch_norm", "instance_norm", "renorm", "_fused_", "_foreach_")
 _LAST_HARMLESS = {"embedding": 3, "embedding_bag": 3}
-"""Functions that write where the argument at that place, or called max_norm, is given."""
+"""Functions that write if the argument at that place, or the one called max_norm, is given."""
 
 
 def may_write(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call may write to memory that it is given. What is not known does."""
+    """Tell whether a call may write to memory that it is given. An unknown call may."""
     known = _writes(op)
     if known is True or (kwargs and ("out" in kwargs or kwargs.get("inplace") or kwargs.get("max_norm") is not None)):
         return True
@@ -274,13 +275,13 @@ def may_write(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def never_writes(op: str) -> bool:
-    """Whether no call of that name writes to memory that it is given, unless a keyword argument says so."""
+    """Tell whether no call of that name writes to memory that it is given, unless a keyword argument says so."""
     return _writes(op) is False
 
 
 @functools.lru_cache(maxsize=8192)
 def _writes(op: str) -> bool | int:
-    """True, False, or the place of the argument that decides."""
+    """Return True, False, or the place of the argument that decides."""
     namespace, _, name = op.rpartition(".")
     if namespace.startswith("aten"):  # an operation with its overload: aten.add.Tensor
         return True
@@ -306,7 +307,7 @@ def _writes(op: str) -> bool | int:
 
 
 def is_own_business(frame: FrameType | None) -> bool:
-    """Whether the call comes from inside an optimizer, a wrapper for parallel training and the like."""
+    """Tell whether the call comes from inside an optimizer, a wrapper for parallel training and the like."""
     while frame is not None:
         business = business_of(frame)
         if business is not None:
@@ -316,7 +317,7 @@ def is_own_business(frame: FrameType | None) -> bool:
 
 
 def business_of(frame: FrameType) -> bool | None:
-    """Whether a frame is torch's own business; None where it stands between, and its caller has to be asked."""
+    """Tell whether a frame is torch's own business; None if it stands in between, and its caller decides."""
     module = frame.f_globals.get("__name__", "")
     return None if module in _TRANSPARENT or stands_in(frame.f_code) else _is_internal(module)
 
@@ -327,5 +328,5 @@ def _is_internal(module: str) -> bool:
 
 
 def caller(depth: int) -> FrameType:
-    """The frame `depth` levels above the function that asks."""
+    """Return the frame `depth` levels above the calling function."""
     return sys._getframe(depth + 1)

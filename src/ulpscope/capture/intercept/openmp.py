@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lends the threads of torch's own OpenMP runtime to the summaries of large tensors on the CPU.
+"""Lend the threads of torch's own OpenMP runtime to the summaries of large tensors on the CPU.
 
-Between two operations these threads wait, and spin for a while; any others would compete with them. The number is always that of torch,
-since another one would make the runtime start and stop threads. Where torch runs without GNU OpenMP, one thread does the work.
+Between two operations these threads wait, and spin for a while; any other threads would compete with them. Their number is always torch's
+own, since another one would make the runtime start and stop threads. Where torch runs without GNU OpenMP, one thread does the work.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["lend_torch_threads"]
 
 
 def lend_torch_threads() -> None:
-    """Let large tensors that this thread summarises be shared with torch's threads."""
+    """Let torch's threads share the work on large tensors that this thread summarises."""
     lend_threads(_parallel_function(), torch.get_num_threads)
 
 
 @cache
 def _parallel_function() -> int | None:
-    """The address of `GOMP_parallel` in the one OpenMP runtime of this process."""
+    """Return the address of `GOMP_parallel` in the one OpenMP runtime of this process; None if there is not exactly one."""
     runtimes = _loaded_runtimes()
     if len(runtimes) != 1:
         return None

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only file that stands in the way of torch's own functions; it puts back the very object it found.
+"""Stand in the way of torch's own functions; only this file does, and it puts back the very object it found.
 
-A function that is written in Python stays the object that it is, and we stand around it (`stand_ins`): whoever compares, inspects, wraps or
-pickles it, by whatever name, finds nothing changed. What has no code of Python, or is wanted under one name only, is replaced as an
-attribute. Each is for something that neither a mode nor a public hook can see:
+A function written in Python stays the same object, and we stand around it (`stand_ins`): code that compares, inspects, wraps or pickles it,
+by any name, finds nothing changed. A function without Python code, or one that is wanted under one name only, is replaced as an attribute.
+Each patch is for something that neither a mode nor a public hook can see:
 
 - `nn.Module.__call__`: which module runs, with its keyword arguments, also when forward raises;
 - `autograd.Function._register_hook`, where the hot path is compiled: a step registers hundreds of hooks, and ours need no handle;
 - `autograd.Function.apply`: modes see only the calls inside a Function, not the Function;
 - `HigherOrderOperator.__call__`: `torch.cond`, `flex_attention` and their kin are compiled even in eager mode, and no function mode sees
-  what runs in a compiled region;
+  the calls in a compiled region;
 - `torch.autograd._engine_run_backward`: modes are off inside their own handler, and `Tensor.backward` is such a handler, so recomputed
-  forwards would be missed; it also tells when a backward pass is over;
-- the collectives of `torch.distributed`, plain Python functions that no mode sees, what waits for them, and how a pipeline finds out
-  its shapes. torch compares such functions by identity (`P2POp(isend, ...)`), and programs import them by name: so each stays the
-  object that it is, wherever it was imported, and only its code is exchanged (`stand_in`);
-- what waits for a handle of a collective (`Work.wait`): until then nobody may read what the collective writes to;
+  forwards would be missed; it also shows when a backward pass is over;
+- the collectives of `torch.distributed`, plain Python functions that no mode sees, the functions that wait for them, and the one by which
+  a pipeline finds out its shapes. torch compares such functions by identity (`P2POp(isend, ...)`), and programs import them by name: so
+  each stays the same object, wherever it was imported, and only its code is exchanged (`stand_in`);
+- the methods that wait for a handle of a collective (`Work.wait`): until then nobody may read the memory that the collective writes to;
 - `GradScaler.step`: a step that the scaler skips never reaches the optimizer's hooks;
-- the operators of `Tensor` (`__add__` ...), only where asked: a mode reports `a + b` and `a.add(b)` alike, and older tools tell them apart;
-- functions of a vendor's package, only where asked: written in Python, they are seen by no mode as the one call that they are;
-- `DataLoader` batches, only where asked: an older tool takes each for the beginning of a step;
-- `functional.dropout`, `dropout2d` and `dropout3d`, only where asked: an older tool promises to switch dropout off.
+- the operators of `Tensor` (`__add__` ...), only on request: a mode reports `a + b` and `a.add(b)` alike, and older tools tell them apart;
+- functions of a vendor's package, only on request: no mode sees a function written in Python as one call;
+- `DataLoader` batches, only on request: an older tool takes each for the beginning of a step;
+- `functional.dropout`, `dropout2d` and `dropout3d`, only on request: an older tool promises to switch dropout off.
 """
 
 from __future__ import annotations
@@ -54,17 +54,19 @@ _OPERATORS = (
 )
 
 _WAITING = ("wait", "synchronize", "block_current_stream", "value", "is_completed", "done", "get_future")
-"""What a program asks of a handle; `is_completed` and `done` only answer, and `get_future` hands the waiting to somebody else."""
+"""Methods by which a program waits for a handle; `is_completed` and `done` only answer, and `get_future` hands the waiting to another
+object.
+"""
 
 _PIPELINE = "torch.distributed.pipelining.stage"
 _SHARDED = "torch.distributed.fsdp._fully_shard._fsdp_param"
 _PREPARATIONS = ("_prepare_forward_infra", "_prepare_backward_infra")
 _LATE = (ASYNCHRONOUS_MODULE, "torch.distributed.nn.functional")
-"""What is imported only where there is a group of processes."""
+"""Modules that torch imports only where there is a group of processes."""
 
 
 class Patches:
-    """A set of replaced attributes that is undone as a whole, last first."""
+    """A set of patches that is undone as a whole, last first."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []
@@ -73,14 +75,14 @@ class Patches:
         self._depths: list[Depth] = []
 
     def module_calls(self, around: Callable[..., Any]) -> None:
-        """`around(original, module, args, kwargs)` stands for every call of a module."""
+        """Call `around(original, module, args, kwargs)` for every call of a module."""
         depth = Depth()
         self._depths.append(depth)
         depth.begin()
         self.stand_in(torch.nn.Module.__call__, lambda original: _module_call(original, around, depth))
 
     def functions(self, around: Callable[..., Any]) -> None:
-        """`around(apply, cls, args, kwargs)` stands for every `Function.apply`."""
+        """Call `around(apply, cls, args, kwargs)` for every `Function.apply`."""
 
         def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
             def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +95,7 @@ class Patches:
         self.stand_in(torch.autograd.Function.__dict__["apply"].__func__, standing_for)
 
     def higher_order_operators(self, around: Callable[..., Any]) -> None:
-        """`around(original, operator, args, kwargs)` stands for every call of a higher-order operator, also for those it is made of."""
+        """Call `around(original, operator, args, kwargs)` for every call of a higher-order operator, also for the operators inside it."""
         function: Any = torch._ops.HigherOrderOperator.__call__
 
         def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,11 +111,11 @@ class Patches:
         self.stand_in(function, standing_for)
 
     def hook_registration(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """`around(original)` stands for what torch calls to register a hook on a node of the graph."""
+        """Replace the function by which torch registers a hook on a node of the graph with `around(original)`."""
         self._replace(torch.autograd.Function, "_register_hook", around(torch.autograd.Function._register_hook))
 
     def backward_passes(self, around: Callable[..., Any]) -> None:
-        """`around(original, args, kwargs)` stands for every pass of the autograd engine that Python starts."""
+        """Call `around(original, args, kwargs)` for every pass of the autograd engine that Python starts."""
 
         def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -126,10 +128,10 @@ class Patches:
         self.stand_in(vars(torch.autograd)["_engine_run_backward"], standing_for)
 
     def collectives(self, around: Callable[..., Any], around_wait: Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]) -> None:
-        """`around(name, original, args, kwargs)` stands for every collective of torch.distributed.
+        """Call `around(name, original, args, kwargs)` for every collective of torch.distributed.
 
-        `around_wait(name, original, args)` stands for waiting for memory (`wait_tensor`), and for what a coalescing manager is given
-        to wait for (`append`).
+        `around_wait(name, original, args)` is called for waiting for memory (`wait_tensor`), and for each handle that a coalescing manager
+        gets to wait for (`append`).
         """
         if not torch.distributed.is_available():
             return
@@ -149,7 +151,7 @@ class Patches:
         self.stand_in(torch.distributed.init_process_group, functools.partial(_beginning, again=again))
 
     def handles(self, kind: type, around: Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]) -> None:
-        """`around(name, original, args)` stands for everything by which a program waits for a handle of this kind, the first argument."""
+        """Call `around(name, original, args)` for every method by which a program waits for a handle of this kind, the first argument."""
         if kind in self._handles:
             return
         self._handles.add(kind)
@@ -162,7 +164,7 @@ class Patches:
                 self._replace(owner, name, _waiting(name, getattr(owner, name), around))
 
     def pipelines(self, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> bool:
-        """`around(original, args, kwargs)` stands for what a pipeline does once to find out its shapes; True when that is in place."""
+        """Call `around(original, args, kwargs)` for the run by which a pipeline finds out its shapes; return True when that is in place."""
         module = sys.modules.get(_PIPELINE)
         for stage in ("_PipelineStage", "PipelineStage"):
             for name in _PREPARATIONS:
@@ -172,7 +174,7 @@ class Patches:
         return module is not None
 
     def allocations(self, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> bool:
-        """`around(original, args, kwargs)` stands for giving new memory to a tensor, as FSDP does; True when that is in place."""
+        """Call `around(original, args, kwargs)` when a tensor gets new memory, as FSDP does; return True when that is in place."""
         module = sys.modules.get(_SHARDED)
         function = vars(module).get("alloc_storage") if module is not None else None
         if isinstance(function, FunctionType):
@@ -180,13 +182,13 @@ class Patches:
         return module is not None
 
     def stand_in(self, function: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Have `make(original)` called whenever this function is, whoever holds it; the function stays the same object."""
+        """Have `make(original)` called in place of this function, for every holder of it; the function stays the same object."""
         if function not in self._stood_around:
             stand_around(function, make)
             self._stood_around[function] = make
 
     def scaler_steps(self, around: Callable[..., Any]) -> None:
-        """`around(original, scaler, optimizer, args, kwargs)` stands for every `GradScaler.step`."""
+        """Call `around(original, scaler, optimizer, args, kwargs)` for every `GradScaler.step`."""
 
         def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
             def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -197,14 +199,14 @@ class Patches:
         self.stand_in(torch.amp.GradScaler.step, standing_for)
 
     def operators(self, around: Callable[..., Any]) -> None:
-        """`around(name, original, args)` stands for every operator of a tensor, by the name that Python has for it."""
+        """Call `around(name, original, args)` for every operator of a tensor, by Python's name for it."""
         for name in _OPERATORS:
             original = getattr(torch.Tensor, name, None)
             if original is not None:
                 self._replace(torch.Tensor, name, _operator(name, original, around))
 
     def single_functions(self, functions: Sequence[tuple[Any, str, str]], around: Callable[..., Any]) -> None:
-        """`around(op, original, args, kwargs)` stands for every call of these functions, given as owner, attribute and name of the call."""
+        """Call `around(op, original, args, kwargs)` for every call of these functions, given as owner, attribute and name of the call."""
         for owner, attribute, op in functions:
             function = getattr(owner, attribute)
             if isinstance(function, FunctionType):
@@ -213,7 +215,7 @@ class Patches:
                 self._replace(owner, attribute, _collective(op, function, around))
 
     def batches(self, around: Callable[..., Any]) -> None:
-        """`around(next_batch)` stands for every batch that an iterator over a DataLoader gives."""
+        """Call `around(next_batch)` for every batch that an iterator over a DataLoader gives."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,7 +232,7 @@ class Patches:
             self.stand_in(getattr(torch.nn.functional, name), _without_dropping)
 
     def undo(self) -> None:
-        """Leave every function, and put every attribute back; what was inherited is inherited again."""
+        """Leave every function, and put every attribute back; an inherited one is inherited again."""
         while self._stood_around:
             leave(*self._stood_around.popitem())
         self._handles.clear()
@@ -250,7 +252,7 @@ class Patches:
 
 def _module_call(original: Callable[..., Any], around: Callable[..., Any], depth: Depth) -> Callable[..., Any]:
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # The compiler follows this function, and nothing below it.
+        # torch.compile traces this function, and nothing below it.
         if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag") or is_tracing_program():
             return original(self, *args, **kwargs)
         entered = depth.enter()
@@ -298,7 +300,7 @@ def _collective(name: str, original: Callable[..., Any], around: Callable[..., A
 
 
 def _outermost(name: str, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a function that torch hands to function modes, which call it again."""
+    """Make the wrapper of a collective that torch hands to function modes, which call it again: only the outermost call counts."""
 
     running = threading.local()
 

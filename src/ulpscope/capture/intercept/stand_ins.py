@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand around a function of torch without replacing it: the function stays the object it is, and only its code is another meanwhile.
+"""Stand around a function of torch without replacing it: the function stays the same object, and only its code is exchanged meanwhile.
 
-So whoever took it under another name, compares it, looks at its signature or source, wraps it or pickles it finds the function that was
-always there, and calls through every name are seen. The code that stands in looks up here what it is to call; for a thread that has just
-entered it when the last one leaves, that is the function as it was. Who stands around a function can leave in any order.
+So code that took the function under another name, compares it, looks at its signature or source, wraps it or pickles it finds the same
+function as always, and calls through every name are seen. The code that stands in looks up here what to call. A thread may enter that code
+just as the last session leaves: it then finds the original function here. Sessions that stand around a function can leave in any order.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 __all__ = ["leave", "stand_around", "stand_in_code", "stands_in"]
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Given the function as it was, what is to be called instead of it."""
+"""Takes the original function and returns the one to call instead of it."""
 
 CALLED: dict[str, Callable[..., Any]] = {}
-"""What the code that stands in calls, by the name that it has for its function."""
+"""Maps the key in each stand-in code to the function that the code calls."""
 
 _codes: dict[FunctionType, CodeType] = {}
-_known: set[int] = set()  # their identities: to compare them as values would take long
+_known: set[int] = set()  # the ids of the codes: comparing them as values would take long
 _around: dict[FunctionType, tuple[CodeType, list[Around]]] = {}
 
 
 def stands_in(code: CodeType) -> bool:
-    """Whether a frame of this code is one of ours that goes by the name of a function of torch."""
+    """Tell whether a frame of this code is one of ours under the name of a function of torch."""
     return id(code) in _known
 
 
 def stand_in_code(function: FunctionType) -> CodeType:
-    """The code that stands in for that of a function: the same signature, name, file and first line; made once."""
+    """Return the code that stands in for that of a function: the same signature, name, file and first line; made once."""
     code = _codes.get(function)
     if code is None:
         code = _codes[function] = _made_for(function.__code__, _key(function))
@@ -40,8 +40,8 @@ def stand_in_code(function: FunctionType) -> CodeType:
 
 
 def stand_around(function: FunctionType, around: Around) -> None:
-    """Let `around` decide what calls of a function do, until it is given to `leave`; who comes later stands further outside."""
-    stand_in_code(function)  # made of the code that is there before anybody comes
+    """Let `around` decide what calls of a function do, until it is given to `leave`; a later one stands further outside."""
+    stand_in_code(function)  # made while the function still has its own code
     own, everyone = _around.setdefault(function, (function.__code__, []))
     everyone.append(around)
     _link(function, own, everyone)
@@ -49,7 +49,7 @@ def stand_around(function: FunctionType, around: Around) -> None:
 
 
 def leave(function: FunctionType, around: Around) -> None:
-    """Stand around a function no more; after the last one it has its own code again."""
+    """Stop standing around a function; after the last one it has its own code again."""
     own, everyone = _around[function]
     everyone[:] = [other for other in everyone if other is not around]
     if everyone:
@@ -80,7 +80,7 @@ def _key(function: FunctionType) -> str:
 
 
 def _made_for(code: CodeType, key: str) -> CodeType:
-    """Code with the parameters of another, which passes them all on to `CALLED[key]`."""
+    """Compile code with the parameters of another, which passes them all on to `CALLED[key]`."""
     names = iter(code.co_varnames)
     positional = [next(names) for _ in range(code.co_argcount)]
     keywords = [next(names) for _ in range(code.co_kwonlyargcount)]
@@ -104,7 +104,7 @@ def _made_for(code: CodeType, key: str) -> CodeType:
     look = f"from {__name__} import CALLED as __ulpscope_called__"
     inner = f" def inner({', '.join(parameters)}): {held}{look}; return __ulpscope_called__[{key!r}]({', '.join(passed)})"
     room: dict[str, Any] = {}
-    exec(f"def outer({closed}):\n{inner}\n return inner", room)  # the names are those of a function that was compiled already
+    exec(f"def outer({closed}):\n{inner}\n return inner", room)  # safe: Python compiled a function with these names before
     made: CodeType = room["outer"](*code.co_freevars).__code__
     assert made.co_freevars == code.co_freevars
     told: dict[str, Any] = {"co_filename": code.co_filename, "co_firstlineno": code.co_firstlineno, "co_name": code.co_name}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modes through which calls are seen: Python-level calls (`api`) and aten operations (`op`)."""
+"""See calls through modes: Python-level calls (`api`) and aten operations (`op`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ulpscope.model import Level
 __all__ = ["ApiMode", "FunctionMode", "OpMode", "WriteGuard", "remove_mode"]
 
 _COMMUNICATION = ("c10d", "_c10d_functional")
-"""Operations that return before what they write to is there."""
+"""Operations that return before the results that they write are there."""
 
 
 class _Recorder(Protocol):
@@ -49,9 +49,9 @@ class _Recorder(Protocol):
 
 
 class FunctionMode(TorchFunctionMode):
-    """A mode that can be taken off and entered at any time, and always comes to the place on the stack where it was made.
+    """A mode that can be taken off and entered at any time, and always returns to the place on the stack where it was made.
 
-    Above a mode of the user's that was entered later, it would be what leaving that mode takes off.
+    If it stood above a mode that the user entered later, leaving that mode would take ours off instead.
     """
 
     def __init__(self, handler: _Handler | _Announcer) -> None:
@@ -67,7 +67,7 @@ class FunctionMode(TorchFunctionMode):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it handles a call: then it is off the stack, and torch puts it back."""
+        """Tell whether it handles a call: then it is off the stack, and torch puts it back."""
         return self._handler.depth > 0
 
     def is_on(self) -> bool:
@@ -79,7 +79,7 @@ class FunctionMode(TorchFunctionMode):
 
 
 class _Handler:
-    """What is done with a call; `depth` tells how many are under way."""
+    """Runs each call and has it recorded; `depth` counts the calls under way."""
 
     def __init__(self, recorder: _Recorder) -> None:
         self._recorder = recorder
@@ -101,7 +101,7 @@ class _Handler:
 
 
 class _Announcer:
-    """What is done with a call where only those that write are of interest, while `devices` wait to read."""
+    """Announces calls that write, while `devices` wait to read; other calls pass."""
 
     def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None], devices: Devices) -> None:
         self._announce = announce
@@ -131,14 +131,14 @@ class ApiMode(FunctionMode):
         super().__init__(_Handler(recorder))
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        # The compiler follows this function, and nothing below it.
+        # torch.compile traces this function, and nothing below it.
         if torch.compiler.is_dynamo_compiling() or COMPILER.get("_is_compiling_flag"):
             return func(*args, **(kwargs or {}))
         return self._call(func, args, kwargs or {})
 
 
 class WriteGuard(FunctionMode):
-    """Announces Python-level torch calls before they run, while `devices` wait to read what a call may write to, and records none."""
+    """Announces Python-level torch calls before they run, while `devices` wait to read memory that a call may write to; records none."""
 
     def __init__(self, announce: Callable[[str, tuple[Any, ...], dict[str, Any]], None], devices: Devices) -> None:
         super().__init__(_Announcer(announce, devices))
@@ -150,18 +150,18 @@ class WriteGuard(FunctionMode):
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every aten operation, forward and backward; a higher-order operator, which holds a part of the user's program, is one."""
+    """Sees every aten operation, forward and backward; a higher-order operator, which holds a part of the user's program, counts as one."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tell torch.compile to compile as if this mode were not there: otherwise it gives up, and the program computes otherwise."""
+        """Tell torch.compile to compile as if this mode were not there: otherwise it gives up, and the program computes other bits."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Tell torch.compile not to stop at this mode: what the user compiles inside an operation of theirs stays compiled."""
+        """Tell torch.compile not to stop at this mode: code that the user compiles inside an operation of theirs stays compiled."""
         return False
 
     def __init__(self, recorder: _Recorder) -> None:
@@ -178,7 +178,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         opened = self._recorder.open_call(op, args, kwargs, level="op", written=written_arguments(func))
         if opened is not None and op.startswith("c10d."):
             self._recorder.expect_below(opened, func, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():  # below autograd, where a subclass of the user's sees nothing without us either
+        with torch._C.DisableTorchFunctionSubclass():  # below autograd: without us a subclass of the user's sees nothing here either
             result = func(*args, **kwargs)
         if op.startswith(_COMMUNICATION):
             self._recorder.launch_below(op, func, args, kwargs, result)
@@ -188,7 +188,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def remove_mode(mode: FunctionMode | OpMode) -> bool:
-    """Take a mode off the stack of this thread wherever it stands; modes that the user entered later stay in their order."""
+    """Take a mode off the stack of this thread wherever it stands; modes that the user entered later keep their order."""
     if isinstance(mode, FunctionMode):
         return _remove(mode)
     stack = _get_current_dispatch_mode_stack()
@@ -205,7 +205,7 @@ def remove_mode(mode: FunctionMode | OpMode) -> bool:
 
 
 def _insert(mode: TorchFunctionMode, above: list[Any]) -> None:
-    """Put a mode on the stack below those, without their noticing."""
+    """Put a mode on the stack below those in `above`, without their noticing."""
     for _ in above:
         _pop_mode()  # type: ignore[no-untyped-call]
     for entered in (mode, *above):

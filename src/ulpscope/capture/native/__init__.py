@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the recorder that are compiled: one built with the package, one built by `ulpscope build`."""
+"""Load the compiled parts of the recorder: one built with the package, one built by `ulpscope build`."""

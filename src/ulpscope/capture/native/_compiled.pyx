@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, embedsignature=True, binding=False
-"""The hot path of a recording, compiled: what happens thousands of times in a step.
+"""Run the hot path of a recording, compiled: the steps that happen thousands of times in a training step.
 
-It is optional and gives the same records as the files of Python that it stands for; each part names its twin, which says why things are done.
-Whatever is rare is left to Python by both. Only the order in which backward passes are complete may differ.
+It is optional and gives the same records as the files of Python that it stands for; each part names its twin, which says why things are
+done. Both leave the rare cases to Python. Only the order in which backward passes are complete may differ.
 
-- objects: `values`, `taking.Taken`, `device_summaries.Pending`, `observing.OpenCall`, `holding.Draft`, `modules.RunningModule`
-- `Reader`: `taking.Taking`; `HostKernel`: `tensors.TensorReader._read`, with `numerics.summary_kernel`
-- `Counter`, `Queue`, `Aligned`, `unchanged`, `fill`, `hand_over`, `settle_rows`: `devices`, `device_summaries`, `device_tables`, `values`
+- objects: `values`, `taking.Taken`, `summaries.Pending`, `observing.OpenCall`, `holding.Draft`, `modules.RunningModule`
+- `Reader`: `taking.Taking`; `HostKernel`: `tensor_reader.TensorReader._read`, with `numerics.summary.summary_kernel`
+- `Counter`, `Queue`, `Aligned`, `unchanged`, `fill`, `hand_over`, `settle_rows`: `queue`, `summaries`, `address_tables`, `values`
 - `Frames`, `complete_of`: `holding`, with the frames of the store format (docs/store-format.md; change all together)
 - `BackwardOfCall`, `Hook`: `backward`; `Registrar`: torch's own `autograd.Function._register_hook`
 - `Observer`: `observing`, with `walk`, `stacks`, `state.mode_row` and `recorder.CallRecorder._index`
-- `Handler`, `Announcer`: `modes`, and `session.CaptureSession.open_call`; `ModuleCaller`: `session.CaptureSession._around_module`
+- `Handler`, `Announcer`: `torch_modes`, and `session.CaptureSession.open_call`; `ModuleCaller`: `session.CaptureSession._around_module`
 
 Objects that live until the end of a step stay outside of Python's garbage collector (`no_gc`); none is part of a circle.
 """
@@ -141,7 +141,7 @@ find_direct(&_any_autocast_now, torch._C._is_any_autocast_enabled)
 NOT_KEPT = "values not kept: the size limit of this run is reached"  # as `values.NOT_KEPT`
 
 
-# ---- what torch tells of a tensor in one go (DLPack's table of C functions, which torch hands out as a capsule)
+# ---- the facts of a tensor in one call (DLPack's table of C functions, which torch hands out as a capsule)
 
 
 cdef struct DLDevice:
@@ -227,7 +227,7 @@ _find_exchange()
 IS_USABLE = _exchange != NULL
 
 
-# ---- what torch tells past Python (`_native.cpp`, which was compiled for the very torch that is installed, or is not there)
+# ---- facts from torch past Python (`_native.cpp`, which was compiled for the very torch that is installed, or is missing)
 
 
 cdef enum:  # of `state`
@@ -344,7 +344,7 @@ cdef class Form:
 
     @property
     def is_dense(self):
-        """Whether the elements fill their memory, in whatever order."""
+        """Tell whether the elements fill their memory, in any order."""
         return self.extent == math.prod(self.shape) * self.size and not any(
             [stride == 0 and size > 1 for stride, size in zip(self.strides or (), self.shape, strict=True)]
         )
@@ -411,14 +411,14 @@ cdef class Values:
 
     @property
     def content(self):
-        """The key of the kept values."""
+        """Return the key of the kept values."""
         if self.kept is None or self.kept.key is None:
             return None
         return self.kept.key if self.view is None else view_content(self.kept.key, *self.view)
 
     @property
     def remark(self):
-        """The note, or why the values are not kept."""
+        """Return the note, or why the values are not kept."""
         if self.note or self.kept is None or self.kept.key is not None:
             return self.note
         return self.kept.note or NOT_KEPT
@@ -519,14 +519,14 @@ cdef class Pending:
         self.given_alias = alias
 
     cdef bint is_unchanged(self) except -1:
-        """Whether nobody has written to it since it was taken."""
+        """Tell whether its version and address are still those at which it was taken."""
         if self.version == -1:
             return True
         if self.held != NULL:
             return _native.is_as_taken(self.held, self.version, self.address)
         try:
             return ask(&_version_of, self.given_alias) == self.version and call_method(&_address_of, self.given_alias) == self.address
-        except RuntimeError:  # as `device_summaries._is_unchanged`
+        except RuntimeError:  # as `summaries._is_unchanged`
             return False
 
 
@@ -540,7 +540,7 @@ cdef object _leave_guard = torch._C.DisableTorchFunction.__exit__
 
 
 cdef object _shut_eyes():
-    """No __torch_function__, the user's or ours, sees what comes; `_open_eyes` ends that."""
+    """Keep every __torch_function__, the user's or ours, from seeing the calls up to `_open_eyes`."""
     if _native != NULL:
         return _native.shut_eyes()
     guard = _guard_type()
@@ -560,7 +560,7 @@ cdef int _open_eyes(object guard) except -1:
 
 
 cdef class Counter:
-    """How many tensors were taken on every device that none has been told to read."""
+    """Counts the tensors that were taken, on every device, and that no device has been told to read."""
 
     cdef public long long num_pending
 
@@ -588,7 +588,7 @@ cdef class Queue:
 @cython.final
 @cython.no_gc
 cdef class Aligned:
-    """How a device takes a tensor of one form at an address that is a multiple of 8."""
+    """Takes tensors of one form at an address that is a multiple of 8."""
 
     cdef Counter devices
     cdef Queue queue
@@ -602,7 +602,7 @@ cdef class Aligned:
         self.num_bytes, self.flush = layout.num_bytes, flush
 
     cdef Values take(self, object tensor, const void* native, TensorFacts* facts, Form form, unsigned long long address):
-        """Where nobody sees operations (`_is_clear`)."""
+        """Take a tensor; call it where no mode sees operations (`_is_clear`)."""
         cdef Queue queue = self.queue
         cdef void* stream = NULL
         if queue.is_given_up:
@@ -652,7 +652,9 @@ cdef struct HostSummary:  # `struct summary` of numerics/_kernel.c
 
 
 cdef class HostKernel:
-    """The kernel over memory of the host, called without Python: `TensorReader._read` where a tensor is in one piece and its numbers finite."""
+    """The kernel over memory of the host, called without Python: `TensorReader._read` for a tensor in one piece whose numbers are
+    finite.
+    """
 
     cdef Summarize summarize
     cdef Fingerprint fingerprint
@@ -705,7 +707,7 @@ cdef class HostKernel:
 
 
 cdef bint _is_clear() except -1:
-    """Whether nobody sees or changes what we do with tensors: no dispatch mode, no transform."""
+    """Tell whether no dispatch mode and no transform sees or changes our work on tensors."""
     if _native != NULL:
         return not _native.is_seen()
     return call_function(&_modes_of_dispatch) == 0 and not _is_transforming()
@@ -721,7 +723,7 @@ cdef enum:
 
 
 cdef class Reader:
-    """What a reader has seen in this step, and the common way to take a tensor down; the rest is `TensorReader`'s."""
+    """The values that a reader has seen in this step, and the common way to take a tensor down; `TensorReader` does the rest."""
 
     cdef public dict _seen
     cdef public list _references
@@ -740,7 +742,7 @@ cdef class Reader:
         self.most_storages, self._next_sweep = 50_000, 512  # as `taking.MOST_STORAGES` and `FIRST_SWEEP`
 
     cdef Form _form_of(self, object tensor, DLTensor* told):
-        """None where it is not known, and there is no object to ask."""
+        """Return the form of a tensor; None where it is unknown and there is no object to ask."""
         cdef char key[16 + 16 * MOST_DIMS]
         cdef Py_ssize_t size = 16 + 16 * told.ndim, number
         cdef uint64_t mixed = <uint64_t>told.ndim
@@ -780,7 +782,7 @@ cdef class Reader:
         return self._take(slot, tensor, is_undefined, _is_clear(), -1)
 
     cdef Taken _take(self, object slot, object tensor, bint is_undefined, bint is_clear, long long version):
-        """`version` is -1 where it has to be asked for."""
+        """Take down one tensor; `version` is -1 if it has to be asked for."""
         cdef TensorFacts facts
         cdef Taken taken
         if is_undefined or not _is_plain(tensor):
@@ -809,7 +811,7 @@ cdef class Reader:
         return self._take_known(slot, tensor, NULL, storage, &facts, is_clear)
 
     cdef Taken _take_gradient(self, object slot, const void* native, object through, bint is_clear):
-        """Take down a gradient that is no object yet, as a view where one lies between; None where it has not as many elements."""
+        """Take down a gradient that is no object yet, as a view if one lies between; None if it has another number of elements."""
         cdef TensorFacts facts
         cdef int64_t sizes[2 * MOST_DIMS]
         cdef Taken taken = None
@@ -834,7 +836,7 @@ cdef class Reader:
         return taken
 
     cdef Taken _take_known(self, object slot, object tensor, const void* native, object storage, TensorFacts* facts, bint is_clear):
-        """The rest, where the facts of a tensor are known; None where it has to be an object and is None."""
+        """Take down a tensor whose facts are known; None where an object is needed and `tensor` is None."""
         cdef unsigned long long address = <unsigned long long>facts.told.data + facts.told.byte_offset
         cdef Form form = self._form_of(tensor, &facts.told)
         cdef Values known, values
@@ -871,8 +873,8 @@ cdef class Reader:
 
 
 cdef bint _see_through(TensorFacts* facts, object through, int64_t* sizes) except -1:
-    """Make the facts of a gradient those of a view of it (`_as_view`), in room for twice as many sizes as there may be; False where torch
-    has to be asked.
+    """Turn the facts of a gradient into those of a view of it (`_as_view`), in room for twice as many sizes as there may be; False where
+    torch has to be asked.
     """
     cdef DLTensor* told = &facts.told
     cdef Py_ssize_t number
@@ -901,14 +903,14 @@ cdef bint _see_through(TensorFacts* facts, object through, int64_t* sizes) excep
     return True
 
 
-cdef enum:  # the places in a `device_layouts.Layout`
+cdef enum:  # the places in a `word_layouts.Layout`
     GROUP = 1
     NUM_PROGRAMS = 5
     ROW = 6
 
 
 def unchanged(list pending, lose):
-    """Those that nobody has written to since they were taken, with those of one group together; of the others, `lose` is told."""
+    """Return the tensors that nobody has written to since they were taken, those of one group together; call `lose` for the others."""
     cdef Pending entry
     cdef dict groups = {}
     for entry in pending:
@@ -927,7 +929,7 @@ def unchanged(list pending, lose):
 
 
 def unlink(chains):
-    """Take chains of values apart, from the front: long ones would be freed by as deep a recursion."""
+    """Take chains of values apart, from the front: freeing a long chain would recurse as deep as it is long."""
     cdef Values values, following
     for values in chains:
         while values is not None:
@@ -937,8 +939,8 @@ def unlink(chains):
 
 
 def fill(long long[::1] upload, list entries, long long most_rows, long long fields, long long never):
-    """Write the rows of a flush; the result has for each group of layouts its first one, its first program and how many programs it has,
-    and then the number of all programs.
+    """Write the rows of a flush. Return for each group of layouts its first layout, its first program and its number of programs; then the
+    number of all programs.
     """
     cdef Py_ssize_t count = len(entries), number
     cdef long long first = 0, begin = 0
@@ -967,7 +969,7 @@ def fill(long long[::1] upload, list entries, long long most_rows, long long fie
 
 
 def hand_over(list entries, list owners, list numels):
-    """Who waits for the rows of a flush, and how many elements each has; the tensors are let go."""
+    """Append the values that wait for the rows of a flush, and their numbers of elements; let the tensors go."""
     cdef Pending entry
     for entry in entries:
         owners.append(entry.values)
@@ -976,7 +978,7 @@ def hand_over(list entries, list owners, list numels):
 
 
 def settle_rows(const long long[:, :] rows, list numels, list owners, bint statistics):
-    """Hand rows of results, as they came from a device, to the values that wait for them."""
+    """Hand rows of results from a device to the values that wait for them."""
     cdef Values values
     cdef Py_ssize_t number
     cdef long long finite, exponent
@@ -1021,7 +1023,7 @@ cdef enum:
 
 @cython.final
 cdef class _Known:
-    """What belongs to an object, by its address: half of the places at most are taken, and what is in them is held."""
+    """A table of values by the address of an object: at most half of its places are taken, and it holds its keys and values."""
 
     cdef void* places[2 * NUM_PLACES]  # key, value, key, value
     cdef list held
@@ -1055,7 +1057,7 @@ cdef inline size_t _place_for(object key) noexcept:
 
 
 cdef object _remembered(dict known, object key, object value):
-    """The value, found in a dict from then on, which is emptied rather than grow without end."""
+    """Put a value into a dict and return it; a full dict is emptied first, rather than grow without end."""
     if len(known) >= 8192:
         known.clear()
     known[key] = value
@@ -1168,7 +1170,7 @@ cdef class _Buffer:
         return 0
 
     cdef inline void end(self, const char* place) noexcept:
-        """Only what lies before this is in use."""
+        """End the used part of the room before this place."""
         self.used = place - self.room
 
     cdef inline int text(self, str value) except -1:
@@ -1281,7 +1283,7 @@ cdef int _put_slot(_Buffer out, Taken taken) except -1:
 
 
 def are_complete(tuple slots):
-    """Whether the values of every slot are there."""
+    """Tell whether the values of every slot are there."""
     cdef Taken taken
     cdef Values values
     for taken in slots:
@@ -1299,7 +1301,7 @@ cdef inline bint _is_plain(object value):
 
 
 cdef tuple _split(tuple args, dict kwargs, list found):
-    """The arguments of a call as plain values; its tensors are added to `found`."""
+    """Split the arguments of a call: return plain values, and add the tensors to `found`."""
     cdef list encoded = []
     cdef Py_ssize_t index
     for index in range(len(args)):
@@ -1317,7 +1319,7 @@ cdef tuple _split(tuple args, dict kwargs, list found):
 
 
 cdef object _packed(tuple args, dict kwargs, list found):
-    """The same as the store writes it; as plain values where MessagePack has no word for one of them: the store has."""
+    """Pack the same as the store writes it; return plain values if MessagePack cannot hold one of them, since the store can write it."""
     global _spare
     cdef Py_ssize_t index, before = len(found)
     cdef _Buffer out = _spare
@@ -1373,7 +1375,7 @@ cdef object _size_type = torch.Size
 
 
 cdef bint _put_plain(_Buffer out, object value) except -1:
-    """Write a value of a common kind; False where it is another."""
+    """Write a value of a common kind; return False for any other."""
     if value is None:
         out.byte(0xC0)
     elif value is True:
@@ -1416,7 +1418,7 @@ cdef bint _put_whole(_Buffer out, object value) except -1:
 
 
 cdef bint _put_numbers(_Buffer out, tuple values, bint is_tuple) except -1:
-    """A short tuple of whole numbers, or a size."""
+    """Write a short tuple of whole numbers, or a size."""
     cdef Py_ssize_t begin = out.used
     if len(values) > 64:
         return False
@@ -1455,7 +1457,7 @@ cdef object _float32 = torch.float32
 
 
 cdef inline long long _task() except? -2:
-    """The backward pass that is under way; -1 where there is none."""
+    """Return the running backward pass, or -1."""
     return _native.graph_task() if _native != NULL else call_function(&_task_now)
 
 
@@ -1479,7 +1481,7 @@ cdef class Edges:
             _native.free_edges(self.native)
 
     cpdef add_leaf(self, tensor, slot):
-        """Tell of a leaf that is no argument of the call."""
+        """Add a leaf that is no argument of the call."""
         if self.native == NULL:
             self.leaves.setdefault(<size_t><void*>tensor, slot)
             return
@@ -1556,8 +1558,8 @@ cdef class _Pass:
 cdef class BackwardOfCall:
     """Collects the gradients of one call, pass by pass, and hands over each finished pass.
 
-    `slots` are those to which gradients are passed on, `num_parts` in how many parts each comes. The first pass under way is `current`; only
-    where there are more at a time is there a dict of the others.
+    `slots` are those to which gradients are passed on, `num_parts` the number of parts of each. The first pass under way is `current`; a
+    dict of the others exists only where there are several at a time.
     """
 
     cdef Observer writer
@@ -1570,7 +1572,7 @@ cdef class BackwardOfCall:
     cdef dict others
 
     def flush(self):
-        """Hand over what has come, at the end of a backward pass that did not run every node."""
+        """Hand over the gradients that have come, at the end of a backward pass that did not run every node."""
         cdef _Pass unfinished
         with self.writer._lock:
             self.writer.begun.pop(self, None)
@@ -1639,7 +1641,7 @@ cdef class BackwardOfCall:
         return looks_through
 
     cdef Taken _read(self, object slot, tuple gradients, const void* native, Py_ssize_t number, object through, bint is_clear):
-        """A gradient, as a view where one lies between; None where it has not as many elements."""
+        """Read a gradient, as a view if one lies between; None if it has another number of elements."""
         if native != NULL:
             return self.writer._read_gradient(slot, _native.gradient_at(native, number), through, is_clear)
         return self.writer._read_through(slot, gradients[number], through, is_clear)
@@ -1688,7 +1690,7 @@ cdef inline bint _is_there(tuple gradients, const void* native, Py_ssize_t numbe
 
 
 cdef object _sum(object earlier, object gradient):
-    """A gradient added to what came before, unseen and without a graph; what runs code of somebody's class is not added."""
+    """Add a gradient to the earlier sum, unseen and without a graph; one whose class would run its own code is not added."""
     if not _is_plain(gradient):
         gradient = _without_class(gradient)
         if _is_foreign(gradient):
@@ -1703,7 +1705,7 @@ cdef object _sum(object earlier, object gradient):
 
 
 cdef object _as_view(object gradient, object through):
-    """A gradient as the node behind, which does nothing else, would pass it on: transposed, in another shape, or cast back to float32."""
+    """Change a gradient as the node behind would, which does nothing else: transpose it, reshape it, or cast it back to float32."""
     if not _is_plain(gradient):
         gradient = _without_class(gradient)
         if _is_foreign(gradient):
@@ -1723,17 +1725,18 @@ cdef object _as_view(object gradient, object through):
 @cython.no_gc
 @cython.freelist(256)
 cdef class Hook:
-    """What a node calls: before it runs with the gradients that enter, or afterwards with those that leave and those that entered.
+    """The hook of a node: called before the node runs with the gradients that enter, or afterwards with those that leave and those that
+    entered.
 
-    `leaving` has the place among the gradients, the place among the slots of the call and the view that lies between; `entering` places
-    and slots; `shape` is that of the result where another node, which only looks at it in that shape, comes between.
+    `leaving` has the place among the gradients, the place among the slots of the call and the view that lies between; `entering` places and
+    slots. `shape` is that of the result, if another node comes between that only views the gradient in that shape.
     """
 
     cdef BackwardOfCall backward
     cdef tuple leaving
     cdef tuple entering
     cdef tuple shape
-    cdef long long not_in  # the pass in which it was added, where another hook took the gradient
+    cdef long long not_in  # the pass in which it was added: there another hook took the gradient
 
     def __cinit__(self):
         self.not_in = -1
@@ -1776,8 +1779,8 @@ cdef class Hook:
         return 0
 
     cdef int _look_no_more(self) except -1:
-        """This pass makes a graph of its own, and a pass through that graph may reach the nodes behind without this one: from the next
-        pass on each is asked itself.
+        """Stop looking through views at this node: the pass makes a graph of its own, and a pass through that graph may reach the nodes
+        behind without this one. From the next pass on each of them has a hook.
         """
         cdef Hook hook
         node = _current_node()
@@ -1799,7 +1802,7 @@ cdef class Hook:
 
 
 cdef int _hook_called(void* hook, const void* left, const void* entered) except -1:
-    """What a node calls past Python."""
+    """Run a hook that a node calls past Python."""
     return (<Hook>hook)._call(None, None, left, entered)
 
 
@@ -1811,7 +1814,7 @@ cdef bint _is_owned(object node, unsigned long long first, unsigned long long la
 @cython.final
 @cython.no_gc
 cdef class Owned:
-    """The nodes of a call that its results come from, and for each the places and slots of the gradients that enter there."""
+    """The nodes that a call's results come from, and for each the places and slots of the gradients that enter there."""
 
     cdef list nodes, entering
     cdef dict places  # of the nodes, where there are many
@@ -1848,7 +1851,7 @@ cdef dict _entering = {}
 
 
 cdef tuple _shared(object number, object slot):
-    """The same tuple of one item for every call that is like this one: Python's garbage collector is to see few of them."""
+    """Share one tuple of one item among all calls that are like this one, so that Python's garbage collector sees few of them."""
     cdef void* first
     if number == 0:
         first = _first_entering.get(slot)
@@ -1863,7 +1866,7 @@ cdef tuple _nothing_passed = ()
 
 
 cdef tuple _shared_slots(list slots):
-    """The same for the slots that gradients are passed on to."""
+    """Share one tuple of the slots that gradients are passed on to."""
     cdef void* found
     cdef Py_ssize_t number
     if not slots:
@@ -1886,7 +1889,7 @@ cdef tuple _shared_slots(list slots):
 cdef int _watch_backward(Observer writer, OpenCall call, Edges edges, list results) except -1:
     """Hook the nodes that a finished call owns."""
     cdef tuple planned
-    # What lies inside a module the user can get hold of, and hook; not what lies inside a call of torch.
+    # The user can get hold of what lies inside a module, and hook it; not of what lies inside a call of torch.
     cdef bint looks_through = edges.bases is None and call.level == "api" and not call.op.startswith("Function.")
     if edges.native != NULL:
         return _watch_natively(writer, call, edges, results, looks_through)
@@ -1897,8 +1900,8 @@ cdef int _watch_backward(Observer writer, OpenCall call, Edges edges, list resul
 
 
 cdef tuple _plan_call(Edges edges, list results, bint looks_through):
-    """`backward.plan_call`: the nodes of a call with what each passes on, which of them its results come from, and the node behind a view;
-    None where it has none.
+    """Plan a call as `backward.plan_call` does: its nodes with the gradients that each passes on, those that its results come from, and the
+    node behind a view. None if it has no node.
     """
     cdef unsigned long long first = edges.first, last = _next_sequence_number()
     cdef Owned owned
@@ -1949,14 +1952,14 @@ cdef int _watch_natively(Observer writer, OpenCall call, Edges edges, list resul
 
 
 def edges_by(str planner, list found):
-    """The edges of a call that is about to be made, for `plan_by`: by this file ("cython") or past Python ("native")."""
+    """Find the edges of a call that is about to be made, for `plan_by`: by this file ("cython") or past Python ("native")."""
     return _native_edges_of(found) if planner == "native" else _python_edges_of(found)
 
 
 def plan_by(Edges edges, list results, bint looks_through):
-    """What the nodes of a finished call would be hooked with, as plain values: how a test sees that all planners give the same plan.
+    """Return the plan of a finished call as plain values, so that a test can see that all planners give the same plan.
 
-    For each node the places and slots that enter, and places, slots and views that leave; and the slot and shape behind a view.
+    It has for each node the places and slots that enter, and places, slots and views that leave; and the slot and shape behind a view.
     """
     cdef Plan plan
     cdef const void** tensors
@@ -2028,7 +2031,7 @@ cdef int _hook_planned(Observer writer, OpenCall call, Edges edges, list results
 
 
 cdef tuple _behind(list results):
-    """Where the gradient of the one result enters behind its view, and in which shape."""
+    """Return where the gradient of the one result enters behind its view, and in which shape."""
     slot, tensor = <tuple>results[0]
     return _shared(0, _renamed(_inputs_of, "input", slot)), tuple(tensor.shape)
 
@@ -2071,7 +2074,7 @@ cdef enum:  # of `Leaving.view`
 
 
 cdef Py_ssize_t _place_among(list slots, list num_parts, object slot) except -1:
-    """The place of a slot that one more part of a gradient goes to."""
+    """Return the place of a slot, and count one more part of its gradient."""
     cdef Py_ssize_t place
     for place in range(len(slots)):
         if _are_equal(slots[place], slot):
@@ -2083,8 +2086,8 @@ cdef Py_ssize_t _place_among(list slots, list num_parts, object slot) except -1:
 
 
 cdef list _watched(Edges edges, unsigned long long last, Owned owned, bint looks_through):
-    """Nodes of the call with the gradients that they pass on to its inputs, as number, slot and view; None where one cannot look through
-    a node because two others lead to it.
+    """Return the nodes of a call with the gradients that each passes on to inputs, as number, slot and view; None if a node cannot be
+    looked through because two others lead to it.
     """
     cdef list waiting = owned.nodes[:], watched = [], leaving
     cdef set seen = None, through = None
@@ -2139,7 +2142,7 @@ cdef object _leaf_type = None
 
 
 cdef int _meet_leaf(object node) except -1:
-    """Remember the type of the nodes that add into a leaf, by which they are told from then on."""
+    """Remember the type of the nodes that add into a leaf: it identifies them from then on."""
     global _leaf_type
     if node.name() == "torch::autograd::AccumulateGrad":
         _leaf_type = type(node)
@@ -2162,7 +2165,9 @@ cdef object _slot_behind(Edges edges, object edge):
 
 
 cdef object _slot_behind_cast(Edges edges, object node):
-    """The slot of a float32 leaf of which a node is the cast: autocast hands it to later calls too, and what leaves it is the sum of all."""
+    """Return the slot of the float32 leaf that a node casts: autocast hands the cast to later calls too, and the gradient that leaves it is
+    the sum of all.
+    """
     leaf = (<tuple>node.next_functions)[0][0]
     if leaf is None or type(leaf) is not _leaf_type and <unsigned long long>leaf._sequence_nr() != ACCUMULATE_GRAD:
         return None
@@ -2174,7 +2179,7 @@ cdef dict _kinds = {"ViewBackward0": RESHAPED, "UnsafeViewBackward0": RESHAPED, 
 
 
 cdef long _kind_of(object node) except -1:
-    """What a node does to a gradient, by its type; 0 for all else."""
+    """Return the kind of change that a node makes to a gradient, by its type; 0 for any other node."""
     kind = _views.get(type(node))
     if kind is None:
         kind = _remembered(_views, type(node), _kinds.get(node.name(), 0))
@@ -2182,7 +2187,7 @@ cdef long _kind_of(object node) except -1:
 
 
 cdef tuple _look_through(Edges edges, object node):
-    """The slot behind a node that only looks at a gradient in another way, and how; None where it does more, or leads elsewhere."""
+    """Return the slot behind a node that only views a gradient in another way, and how; None where it does more, or leads elsewhere."""
     cdef long kind = _kind_of(node)
     if kind == 0 or kind == CAST:
         return None, None
@@ -2259,7 +2264,7 @@ cdef object _renamed(_Known known, str role, object slot):
 
 
 cdef object _passed_on(object slot):
-    """The slot of the gradient of what lies in that one."""
+    """Return the slot of the gradient of the tensor in that slot."""
     cdef void* found = _outputs_of.get(slot)
     if found != NULL:
         return <object>found
@@ -2269,7 +2274,7 @@ cdef object _passed_on(object slot):
 
 
 cdef tuple _behind_a_view(Owned owned, list results, unsigned long long first, unsigned long long last):
-    """The node behind where the one result is a view of an inner result: writing into it in place bypasses the view's node."""
+    """Find the node behind a view that is the one result: writing into such a result in place bypasses the view's node."""
     if len(results) != 1 or len(owned.nodes) != 1:
         return None
     tensor = (<tuple>results[0])[1]
@@ -2376,13 +2381,14 @@ cdef enum:
 
 
 cdef class Frames:
-    """Room in which records become the frames that the store writes."""
+    """The memory in which records become the frames that the store writes."""
 
     cdef _Buffer room
 
     def of(self, list drafts, number):
-        """The frames of these records, one after the other; None where one has something odd, which is left to the store. `number` gives
-        the number of a stack. What is returned is good until this is called again.
+        """Encode these records as frames, one after the other; None where one has something odd, which is left to the store.
+
+        `number` returns the number of a stack. The result is good until the next call.
         """
         if self.room is None or self.room.size > MOST_KEPT:
             self.room = _Buffer.__new__(_Buffer)
@@ -2443,11 +2449,11 @@ cdef bytes _encoded_modes(tuple modes):
 @cython.final
 @cython.no_gc
 cdef class _Facts:
-    """What is known of calls of one name; one that is None is not recorded."""
+    """The facts about calls of one name; None stands for calls that are not recorded."""
 
     cdef str op
-    cdef bint is_silent  # writes to what it is given and does not always raise its version
-    cdef bint is_reader  # writes to nothing that it is given, unless a keyword argument says so
+    cdef bint is_silent  # writes to its arguments and does not always raise their version
+    cdef bint is_reader  # writes to none of its arguments, unless a keyword argument says so
     cdef bint makes_nothing
     cdef bint communicates
     cdef bint leaves_unwritten
@@ -2469,7 +2475,7 @@ cdef _Facts _facts_of(str op):
 
 
 cdef bint _may_write_here(_Facts facts, tuple args, dict kwargs) except -1:
-    """`calls.may_write`"""
+    """Decide as `naming.may_write`."""
     return _writes_by_name(kwargs) if facts.is_reader else <bint>_may_write(facts.op, args, kwargs)
 
 
@@ -2482,7 +2488,7 @@ cdef inline bint _is_tracing() except -1:
 
 
 cdef int _state_now() except -1:
-    """As `state` of the table, without TRACING."""
+    """Return `state` of the table, without TRACING."""
     if _native != NULL:
         return _native.state()
     if call_function(&_any_autocast_now) is True:
@@ -2495,7 +2501,7 @@ cdef int _state_now() except -1:
 
 
 cdef object _version_now(object tensor):
-    """The version of a tensor; an inference tensor has none."""
+    """Return the version of a tensor; None for an inference tensor, which has none."""
     cdef int64_t version
     if _native != NULL:
         version = _native.version_of(_of(tensor))
@@ -2508,7 +2514,7 @@ cdef object _version_now(object tensor):
 
 @cython.final
 cdef class Lock:
-    """A lock that whoever holds it may take again. It is only looked at with the GIL held, so that a free one is taken at no cost."""
+    """A lock that its holder may take again. It is only looked at with the GIL held, so that a free one is taken at no cost."""
 
     cdef unsigned long owner
     cdef long long depth
@@ -2534,7 +2540,7 @@ cdef class Lock:
 
 
 cdef class Observer:
-    """From a call to its record, the common way; the rest is `CallRecorder`'s."""
+    """Turns a call into its record, the common way; `CallRecorder` does the rest."""
 
     cdef public object session
     cdef public Counter _devices
@@ -2550,7 +2556,7 @@ cdef class Observer:
     cdef public bint _wants_forward, _wants_backward, takes_rows
     cdef public object _counts, _indices, _recomputed
     cdef list _mode_rows
-    cdef uint64_t _thread  # of which the next two are
+    cdef uint64_t _thread  # the thread of the next two
     cdef list _running, _parents_here
 
     def __cinit__(self, *args, **kwargs):
@@ -2585,13 +2591,13 @@ cdef class Observer:
         return taken
 
     cpdef open(self, str op, tuple args, dict kwargs, str level, frame=None):
-        """Take down what is known before a call; None where it is not recorded. `frame` is where the call stands, if that is known."""
+        """Take down the facts before a call; None if the call is not recorded. `frame` is the frame of the caller, if known."""
         return self.open_known(_facts_of(op), args, kwargs, level, frame)
 
     cdef OpenCall open_known(self, _Facts facts, tuple args, dict kwargs, str level, object frame):
         cdef OpenCall opened = self._open(facts, args, kwargs, level, frame)
         if self._devices.num_pending and level != "module" and _may_write_here(facts, args, kwargs):
-            self.read_all()  # of a module each call inside is announced
+            self.read_all()  # each call inside a module is announced by itself
         return opened
 
     cdef OpenCall _open(self, _Facts facts, tuple args, dict kwargs, str level, object frame):
@@ -2674,7 +2680,7 @@ cdef class Observer:
         return <tuple>row
 
     cdef list _take_all(self, list found, list versions, bint is_undefined, bint is_clear):
-        """Take down tensors, of which the versions may be known."""
+        """Take down tensors, whose versions may be known."""
         cdef Reader reader = self.tensors
         cdef list taken = []
         cdef Py_ssize_t number
@@ -2703,7 +2709,7 @@ cdef class Observer:
         return self._take_all(found, None, is_undefined, _is_clear())
 
     cpdef close(self, OpenCall opened, result):
-        """Take down what a call returned."""
+        """Take down the results of a call."""
         cdef list results = _results(result), mutated, slots
         cdef bint is_undefined, is_clear = _is_clear()  # a module may have entered a mode and stay in it
         cdef Edges edges
@@ -2728,7 +2734,7 @@ cdef class Observer:
             self.read_all()  # where the Function says that it wrote to a tensor, the version rises again after the write
 
     cdef list _mutated(self, OpenCall opened, list results):
-        """The arguments that the call wrote to and did not return, as results of their own; None where there are none."""
+        """Return the arguments that the call wrote to and did not return, as results of their own; None if there are none."""
         cdef list mutated = None
         cdef Py_ssize_t number
         returned = None
@@ -2776,12 +2782,12 @@ cdef class Observer:
             self._lock.leave()
 
     cdef object _encoded(self, object arguments):
-        """Arguments as the sink will write them, if it takes rows: bytes are nothing for Python's garbage collector."""
+        """Encode arguments as the sink will write them, if it takes rows: bytes cost Python's garbage collector nothing."""
         if arguments is None or type(arguments) is bytes or not self.takes_rows:
             return arguments
         try:
             return _encode_value(arguments)
-        except Exception as error:  # what MessagePack has no word for; the store has
+        except Exception as error:  # MessagePack cannot hold it; the store can write it
             _let_pass(error)
             return arguments
 
@@ -2811,7 +2817,7 @@ cdef class RunningModule:
         self.module, self.path = module, path
 
     def runs(self, code):
-        """Whether this is the code of its forward."""
+        """Tell whether this is the code of its forward."""
         return getattr(type(self.module).forward, "__code__", None) is code
 
 
@@ -2854,7 +2860,7 @@ cdef object _frame_above(object frame):
 
 
 cdef object _current_frame():
-    """The frame of Python that is running: compiled code has none."""
+    """Return the running frame of Python: compiled code has none."""
     cdef void* frame = PyEval_GetFrame()
     return <object>frame if frame != NULL else None
 
@@ -2863,7 +2869,7 @@ cdef _Known _businesses = _Known()
 
 
 cdef bint _is_own_business(object frame) except -1:
-    """Whether the call comes from inside an optimizer, a wrapper for parallel training and the like."""
+    """Tell whether the call comes from inside an optimizer, a wrapper for parallel training and the like."""
     cdef void* known
     while frame is not None:
         code = _code_of(frame)
@@ -2876,7 +2882,7 @@ cdef bint _is_own_business(object frame) except -1:
 
 
 cdef object _read_stack(object reader, object frame, list running, Py_ssize_t innermost):
-    """`StackReader._read`"""
+    """Read a stack as `StackReader._read` does."""
     cdef list key = [], codes = []
     cdef dict kinds = reader._kinds
     cdef size_t last = 0, inside = 0
@@ -2911,7 +2917,7 @@ cdef object _read_stack(object reader, object frame, list running, Py_ssize_t in
 
 
 cdef object _above_module(object reader, object caller, list running, Py_ssize_t number):
-    """`StackReader._above_module`"""
+    """Return the stack above a module, read once for all calls inside it: a part of `StackReader._read`."""
     cdef RunningModule module = running[number]
     called_from = None
     if caller is not None:
@@ -2940,7 +2946,7 @@ _lender.op, _lender.is_lender, _lender.is_reader = "", True, True
 
 
 cdef _Facts _called(object func):
-    """What is known of calls of a function; None where they are nothing that is recorded."""
+    """Return the facts about calls of a function; None if they are not recorded."""
     try:
         return <_Facts>_functions[func]
     except KeyError:
@@ -2948,7 +2954,7 @@ cdef _Facts _called(object func):
         if op is not None:
             return <_Facts>_remembered(_functions, func, _facts_of(op))
         return <_Facts>_remembered(_functions, func, _lender if _lends_memory(func) else None)
-    except TypeError:  # somebody's object that cannot be told from others
+    except TypeError:  # an object of somebody's that cannot be hashed
         return None
 
 
@@ -2956,7 +2962,7 @@ cdef object _OUR_NUMBER = -1  # those of torch's handles begin at 0
 
 
 cdef class Registrar:
-    """What torch calls to register a hook on a node, quicker for ours, which nobody removes: `autograd.Function._register_hook`."""
+    """Registers a hook on a node in place of `autograd.Function._register_hook`: quicker for our hooks, which nobody removes."""
 
     cdef object original
 
@@ -2972,7 +2978,7 @@ cdef class Registrar:
 
 
 cdef class Announcer:
-    """What a function mode does that only has writers announced: `modes.WriteGuard`."""
+    """Does the work of a function mode that only announces calls that write: `torch_modes.WriteGuard`."""
 
     cdef object announce
     cdef Counter devices
@@ -2994,7 +3000,7 @@ cdef class Announcer:
 
 
 cdef class ModuleCaller:
-    """What stands around the call of a module, where there is nothing special about it: `session.CaptureSession._around_module`."""
+    """Stands around the call of a module without special traits: `session.CaptureSession._around_module`."""
 
     cdef object session
     cdef bint records
@@ -3015,7 +3021,7 @@ cdef class ModuleCaller:
         return self._record(observer, original, module, args, kwargs) if self.records else self._run(observer, original, module, args, kwargs)
 
     cdef bint _is_plain(self, object session, object module) except -1:
-        """Whether it is neither compiled nor fused nor taken whole, runs on values, and calls of this thread are seen."""
+        """Tell whether the module is neither compiled nor fused nor taken whole, runs on values, and calls of this thread are seen."""
         if session._has_units or (session._thread != PyThread_get_thread_ident() and _task() == -1):
             return False
         if _is_tracing() or "_orig_mod" in module._modules or module._compiled_call_impl is not None:
@@ -3108,7 +3114,7 @@ cdef object _parameter_slot(object name):
 
 
 cdef class Handler:
-    """What a function mode does with a call of torch: `modes.ApiMode` and `session.CaptureSession.open_call`."""
+    """Does the work of a function mode for a call of torch: `torch_modes.ApiMode` and `session.CaptureSession.open_call`."""
 
     cdef object session
     cdef public long long depth
@@ -3117,7 +3123,7 @@ cdef class Handler:
         self.session = session
 
     def call(self, func, args, kwargs):
-        """Run a call of torch and record it; the frame that is running is the mode's, the one before stands above the call."""
+        """Run a call of torch and record it; the running frame is the mode's, the frame before it is the caller's."""
         cdef OpenCall opened = None
         cdef _Facts facts
         self.depth += 1
@@ -3163,7 +3169,7 @@ cdef class Handler:
         return None
 
 
-# ---- what is taken over from the files of Python; at the end, since some of them look for what is above
+# ---- names from the files of Python; at the end, since some of those files import the names above
 
 cdef object _transpose = torch._C.TensorBase.t
 cdef object _reshape = torch._C.TensorBase.reshape

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `_compiled.pyx` asks torch thousands of times in a step, past Python: the facts of a tensor, the graph behind a call, hooks on its nodes.
+// Answers the questions that `_compiled.pyx` asks torch thousands of times in a step, past Python: tensor facts, graphs, hooks on their nodes.
 //
 // It is compiled against the headers of the installed torch, on request (`ulpscope build`), and is only good for that very torch; without it
-// the same is asked in Python. Nothing here knows about records: a table of C functions is handed to `_compiled`, which calls them with the GIL
-// held. Tensors and nodes are passed as addresses and belong to whoever passes them; what `hold`, `new_edges` and `plan_call` give
-// belongs to the caller, until it is given to `let_go`, `free_edges` and `free_plan`.
+// Python asks the same. Nothing here knows about records: a table of C functions is handed to `_compiled`, which calls them with the GIL
+// held. Tensors and nodes are passed as addresses and belong to the caller; the results of `hold`, `new_edges` and `plan_call`
+// belong to it until it gives them to `let_go`, `free_edges` and `free_plan`.
 
 #include <Python.h>
 
@@ -37,7 +37,7 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 using NodePtr = decltype(torch::autograd::Edge::function);
 
-constexpr int kVersion = 1;  // of `native._VERSION`
+constexpr int kVersion = 1;  // of `building._VERSION`
 constexpr int64_t kMostDims = 25;  // as `_compiled.MOST_DIMS`
 
 // begin of layouts: tools/layouts.py writes it
@@ -137,7 +137,7 @@ const at::Tensor& as_tensor(const void* tensor) {
   return *static_cast<const at::Tensor*>(tensor);
 }
 
-// What was thrown becomes an exception of Python, which the caller passes on.
+// Turns a C++ exception into one of Python, which the caller passes on.
 template <typename Work>
 int guarded(Work work) noexcept {
   try {
@@ -163,7 +163,7 @@ PyObject* object_of(const void* tensor) noexcept {
   return object;
 }
 
-// Kinds without plain memory, or of which somebody else decides what their values are.
+// Kinds without plain memory, or whose values another layer decides.
 const c10::DispatchKeySet& odd_keys() {
   using Key = c10::DispatchKey;
   static const c10::DispatchKeySet keys = c10::DispatchKeySet(
@@ -171,7 +171,7 @@ const c10::DispatchKeySet& odd_keys() {
   return keys;
 }
 
-// NULL where there is none, or torch forbids to ask: graphs of the compiler take the memory of results back.
+// Returns NULL where there is no memory, or torch refuses it: graphs of the compiler take the memory of results back.
 const char* memory_of(const c10::StorageImpl& storage) noexcept {
   try {
     return static_cast<const char*>(storage.data());
@@ -208,7 +208,7 @@ bool look_at(c10::TensorImpl* impl, TensorFacts* facts) {
   return true;
 }
 
-// 1, or 0 where the tensor is of a kind that has to be asked in Python.
+// Returns 1, or 0 for a kind of tensor that has to be asked in Python.
 int look(const void* given, TensorFacts* facts) noexcept {
   try {
     return look_at(as_tensor(given).unsafeGetTensorImpl(), facts);
@@ -217,14 +217,14 @@ int look(const void* given, TensorFacts* facts) noexcept {
   }
 }
 
-// -1 where it has none.
+// Returns -1 where the tensor has no version.
 int64_t version_of(const void* given) noexcept {
   c10::TensorImpl* impl = as_tensor(given).unsafeGetTensorImpl();
   return impl->is_inference() ? -1 : static_cast<int64_t>(impl->version_counter().current_version());
 }
 
-// The memory of a tensor that waits to be read, and how to see that somebody wrote to it. The tensor itself is not held: autograd gives a
-// gradient that nobody else holds to its parameter.
+// The memory of a tensor that waits to be read, and its version, which shows a write. The tensor itself is not held: autograd gives a
+// gradient without another reference to its parameter.
 struct Held {
   c10::intrusive_ptr<c10::StorageImpl> storage;
   std::optional<c10::VariableVersion> version;  // not below autograd: torch takes a new tensor over only if nobody shares its version
@@ -249,7 +249,7 @@ int is_as_taken(const void* given, int64_t version, uint64_t address) noexcept {
       (!held.version || static_cast<int64_t>(held.version->current_version()) == version);
 }
 
-// A tensor of that memory; it is the caller's.
+// Makes a tensor of that memory; it belongs to the caller.
 PyObject* object_of_held(const void* given, int32_t ndim, const int64_t* shape, const int64_t* strides) noexcept {
   const Held& held = *static_cast<const Held*>(given);
   PyObject* object = nullptr;
@@ -266,12 +266,12 @@ void let_go(void* held) noexcept {
   delete static_cast<Held*>(held);
 }
 
-// What `torch.UntypedStorage._weak_ref` gives, and `_free_weak_ref` takes.
+// The number that `torch.UntypedStorage._weak_ref` returns and `_free_weak_ref` takes.
 void* weak_reference(void* storage) noexcept {
   return c10::raw::intrusive_ptr::make_weak(static_cast<c10::StorageImpl*>(storage));
 }
 
-// ---- what holds where a call is made
+// ---- the state in which a call is made
 
 enum State { kGrad = 1, kInference = 2, kDeterministic = 4, kAutocast = 8, kTracing = 16 };
 
@@ -373,7 +373,7 @@ struct Edges {
   }
 };
 
-// Those that are not in use keep the room that they have; only who holds the GIL comes here.
+// Unused objects keep their memory; the GIL guards this list.
 std::vector<Edges*> spare_edges;
 
 void* new_edges() noexcept {
@@ -442,7 +442,7 @@ bool is_leaf(const Node& node) {
   return typeid(node) == typeid(AccumulateGrad);
 }
 
-// A set of nodes that is emptied at no cost.
+// A set of nodes that costs nothing to empty.
 class Marks {
  public:
   void clear() {
@@ -540,7 +540,7 @@ class Planner {
     return number > 0 ? number - 1 : owned_.size();
   }
 
-  // False where one cannot look through a node because two others lead to it.
+  // Returns false where a node cannot be looked through because two others lead to it.
   bool walk(bool looks_through) {
     watched_.clear();
     leaving_.clear();
@@ -595,7 +595,7 @@ class Planner {
     return input < 0 && is_leaf(*edge.function) ? edges_->input_of_leaf(edge.function.get()) : input;
   }
 
-  // Autocast keeps the cast of a leaf and hands it to later calls too: what leaves the cast is the sum of them all.
+  // Autocast keeps the cast of a leaf and hands it to later calls too: the gradient that leaves the cast is the sum of them all.
   int32_t input_behind_cast(const Node& node) const {
     if (view_kind(node) != kCast || node.num_outputs() < 1 || !node.next_edge(0).is_valid()) return -1;
     const Node* leaf = node.next_edge(0).function.get();
@@ -635,7 +635,7 @@ class Planner {
   Marks seen_, through_;
 };
 
-// Those that are not in use keep the room that they have; only who holds the GIL comes here.
+// Unused objects keep their memory; the GIL guards this list.
 std::vector<Planner*> spare_planners;
 
 void free_plan(Plan* plan) noexcept {
@@ -647,7 +647,7 @@ void free_plan(Plan* plan) noexcept {
   }
 }
 
-// What the plan points to is good until it is freed; while hooks are made of it, anything may run, and plan a call of its own.
+// The plan's pointers are good until it is freed; while hooks are made of it, any code may run, and plan a call of its own.
 int plan_call(void* edges, const void* const* results, int32_t count, int32_t looks_through, Plan* plan) noexcept {
   return guarded([&] {
     if (spare_planners.empty()) spare_planners.push_back(new Planner());
@@ -662,7 +662,7 @@ int plan_call(void* edges, const void* const* results, int32_t count, int32_t lo
 
 Callback callback = nullptr;
 
-// Part of a list of gradients, or NULL.
+// Returns a part of a list of gradients, or NULL.
 const void* gradient_at(const void* gradients, int64_t place) noexcept {
   const auto& list = *static_cast<const variable_list*>(gradients);
   return place < static_cast<int64_t>(list.size()) && list[place].defined() ? &list[place] : nullptr;
@@ -689,7 +689,7 @@ class OurHook {
 
   void call(const variable_list& left, const variable_list& entered) const {
     const Gil gil;
-    if (callback(hook_, &left, &entered) < 0) {  // somebody wants to end the program
+    if (callback(hook_, &left, &entered) < 0) {  // the program is to end
       python_error error;
       error.persist();
       throw std::move(error);

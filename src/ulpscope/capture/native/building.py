@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the recorder that is compiled against the installed torch (`_native.cpp`): its table of C functions, and the build of it.
+"""Build and load the part of the recorder that is compiled against the installed torch (`_native.cpp`): its table of C functions.
 
-It is optional and built on request; `_native_home` says where it lies and what is trusted. Without it the same is asked of torch in
-Python. Finding it never fails: what cannot be used is not used.
+It is optional and built on request; `_native_home` says where it lies and which file is trusted. Without it Python asks torch the same
+questions. Loading never fails: a part that cannot be used is left alone.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _TRIAL = "import sys; from pathlib import Path; from ulpscope.capture.native.bui
 
 
 def load(file: Path) -> Any:
-    """The capsule in a compiled file; raises ImportError where it was made for something else."""
+    """Load the capsule from a compiled file; ImportError where it was made for another torch or version."""
     return _load(os.open(file, os.O_RDONLY | os.O_CLOEXEC), file)
 
 
 def _load(descriptor: int, file: Path) -> Any:
-    """The capsule in an open file, whatever lies at its path by now.
+    """Load the capsule from an open file, even if another file lies at its path by now.
 
-    What was loaded stays open: the system knows it by this name, and must not meet another file under it.
+    The loaded file stays open: the system knows it by this name, and must not meet another file under it.
     """
     name = f"/proc/self/fd/{descriptor}"
-    if not Path(name).exists():  # a system that hides it: then by the path, to which nobody else can write
+    if not Path(name).exists():  # a system that hides it: use the path, to which nobody else can write
         name = str(file)
     loader = ExtensionFileLoader("ulpscope.capture._native", name)
     spec = spec_from_loader(loader.name, loader)
@@ -65,7 +65,7 @@ def _load(descriptor: int, file: Path) -> Any:
 
 
 def _release(version: str) -> str:
-    """The numbers of a version alone, which is what torch's headers know of it."""
+    """Return the numbers of a version alone, as torch's headers have it."""
     numbers = re.match(r"\d+(\.\d+)*", version)
     return numbers[0] if numbers else version
 
@@ -86,7 +86,7 @@ TABLE: Any = _find()
 def build() -> Path:
     """Compile the part for the installed torch, unless it is there, and return its file; recordings that begin later use it.
 
-    Takes about 20 seconds and a gigabyte of memory. A second build at the same time waits for the first and takes what that made.
+    Takes about 20 seconds and a gigabyte of memory. A second build at the same time waits for the first and takes its result.
     """
     if not sys.platform.startswith("linux"):
         raise InputError(f"this part of the recorder is built on Linux only, and this is {sys.platform}; recording works without it")
@@ -106,7 +106,7 @@ def build() -> Path:
 
 
 def _compiler() -> list[str]:
-    """The command of a C++ compiler."""
+    """Return the command of a C++ compiler."""
     given = os.environ.get("CXX")
     for command in [given] if given else _COMPILERS:
         with suppress(ValueError):  # a quotation that has no end
@@ -122,7 +122,7 @@ def _compiler() -> list[str]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Nobody else builds in `folder` meanwhile; the lock goes with this process, however that ends."""
+    """Let nobody else build in `folder` meanwhile; the lock goes with this process, however that ends."""
     import fcntl  # not on every system that can read and compare
 
     _native_home.make_folder(folder)
@@ -166,7 +166,7 @@ def _compile(compiler: list[str], file: Path) -> None:
 
 
 def _flags() -> list[str]:
-    """As `torch.utils.cpp_extension` has them, which cannot be imported without setuptools."""
+    """Return the flags of `torch.utils.cpp_extension`, which cannot be imported without setuptools."""
     home = Path(torch.__file__).parent
     headers = (home / "include", home / "include/torch/csrc/api/include", Path(sysconfig.get_path("include")))
     return [
@@ -180,7 +180,7 @@ def _flags() -> list[str]:
 
 
 def _trouble_with(file: Path) -> str:
-    """What goes wrong where a new process loads `file`; empty where it works."""
+    """Load `file` in a new process and return what goes wrong; empty if it works."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     environment = {**os.environ, "PYTHONPATH": path, "ULPSCOPE_NO_KERNEL": "1"}  # it loads nothing else of ours that was compiled
     done = _run([sys.executable, "-c", _TRIAL, str(file)], cwd=file.parent, env=environment)
@@ -195,6 +195,6 @@ def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]
 
 
 def _lines(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What a program said, which is at least how it ended."""
+    """Return the output of a program; at least how it ended."""
     lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     return lines or [f"it ended with exit code {done.returncode}"]

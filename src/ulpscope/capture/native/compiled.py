@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled hot path of a recording (`_compiled.pyx`), where it was built; None where Python does the same, more slowly."""
+"""Import the compiled hot path of a recording (`_compiled.pyx`) if it was built; None where Python does the same, more slowly."""
 
 from __future__ import annotations
 

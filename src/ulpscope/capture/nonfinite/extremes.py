@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest and largest value of a tensor: one reading that tells of NaN, infinities and how near the end of the dtype is.
+"""Read the smallest and largest value of a tensor: one reading shows NaN, infinities and the distance to the end of the dtype's range.
 
-On the CPU it is read at once. On an accelerator nobody waits: tensors are collected, one launch over all of them leaves their largest
-magnitudes in device memory, and the host learns of them when the device is done anyway, at the end of the step at the latest.
+On the CPU a tensor is read at once. On an accelerator nobody waits: tensors are collected, one launch over all of them leaves their largest
+magnitudes in device memory, and the host reads them when the device is done anyway, at the end of the step at the latest.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _MOST_HELD_BYTES = 1 << 30
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has floating values that can be looked at."""
+    """Tell whether a tensor has floating values that can be looked at."""
     dtype = tensor.dtype
     if dtype not in FLOATS and dtype not in _RARE:
         return False
     if type(tensor) in _PLAIN and tensor.is_cpu:
         return tensor.layout is torch.strided and not is_traced(tensor) and tensor.numel() > 0
-    if is_foreign(tensor):  # whose code is not to be run
+    if is_foreign(tensor):  # its code must not run
         return False
     if tensor.is_nested or tensor.layout is not torch.strided or is_fake(tensor) or is_traced(tensor):
         return False
@@ -47,24 +47,26 @@ def is_readable(tensor: torch.Tensor) -> bool:
 
 
 def is_plain_here(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is readable and all of it is in this process, so that looking at it sets off nothing else."""
+    """Tell whether a tensor is readable and all of it is in this process, so that a look at it starts no communication."""
     return is_readable(tensor) and local_values(tensor) is tensor
 
 
 def is_on_a_device(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is readable, by a glance that settles it for nearly all on an accelerator."""
+    """Tell whether a tensor on an accelerator is readable, by a quick test that settles it for nearly all of them."""
     return type(tensor) in _PLAIN and tensor.is_cuda and tensor.dtype in FLOATS and tensor.layout is torch.strided and tensor.numel() > 0
 
 
 def sum_tells(tensor: torch.Tensor) -> bool:
-    """Whether the sum of a tensor on the CPU is finite where its elements are, but for very large ones. Not to be asked of traced ones."""
+    """Tell whether the sum of a tensor on the CPU is finite exactly where its elements are, except for very large ones. Do not ask it of
+    traced tensors.
+    """
     if type(tensor) not in _PLAIN or tensor.dtype not in _SUMMED or not tensor.is_cpu or tensor.layout is not torch.strided:
         return False
     return not tensor.is_nested and tensor.numel() > 0
 
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The values of this process: the local shard of a distributed tensor; None where a subclass of the user's stands in the way."""
+    """Return the values of this process: the local shard of a distributed tensor; None where a subclass of the user's stands in the way."""
     if is_foreign(tensor):
         return None
     if type(tensor) in _PLAIN or not tensor.is_cpu:
@@ -81,7 +83,7 @@ def _sharded(to_local: Callable[[], torch.Tensor]) -> torch.Tensor | None:
 
 
 def read_extremes(tensor: torch.Tensor) -> tuple[float, float]:
-    """The smallest and largest value; NaN where one is NaN. To be called inside `Quiet`, on what `is_readable`."""
+    """Return the smallest and largest value; NaN where one is NaN. Call it inside `Quiet`, on a tensor that `is_readable`."""
     if tensor.dtype not in FLOATS:
         tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.float()
     if tensor.is_contiguous():
@@ -100,7 +102,7 @@ class _Learner(Protocol):
 
 
 class _Flight(NamedTuple):
-    """What magnitudes on their way belong to: `owners` has the entry of each of them."""
+    """The calls that magnitudes on their way belong to: `owners` has the entry of each magnitude."""
 
     entries: list[_Entry | int]
     owners: list[int]
@@ -110,9 +112,9 @@ class _Flight(NamedTuple):
 class DeferredExtremes:
     """Reads the largest magnitudes of tensors on one accelerator, in order, without waiting for it.
 
-    The learner is told of the entries in the order in which they came; the number of a step stands where it ended. What was overwritten
-    before it was read is left out. Entries, and the tensors that they hold, are kept until then, up to a limit in bytes beyond which the
-    oldest let theirs go.
+    The learner gets the entries in the order in which they came, and the number of a step where it ended. Tensors that were overwritten
+    before they were read are left out. Entries and their tensors are kept until then, up to a limit in bytes beyond which the oldest let
+    theirs go.
     """
 
     def __init__(self, device: torch.device, learner: _Learner) -> None:
@@ -131,7 +133,7 @@ class DeferredExtremes:
         self._is_cuda = device.type == "cuda"
 
     def add(self, entry: _Entry, tensors: Iterable[torch.Tensor]) -> None:
-        """Have these looked at; on the stream that is current now."""
+        """Have these tensors read, on the stream that is current now."""
         with self._lock:
             if self._is_cuda:
                 self._follow_stream()
@@ -147,7 +149,7 @@ class DeferredExtremes:
                 self.poll()
 
     def read_now(self, entry: _Entry, tensors: list[torch.Tensor]) -> None:
-        """Have these looked at before anything else happens to them, with everything that waits."""
+        """Have these tensors read before anything else happens to them, together with all that wait."""
         with self._lock:
             if self._is_cuda:
                 self._follow_stream()
@@ -158,7 +160,7 @@ class DeferredExtremes:
             self.launch()
 
     def end_step(self, number: int) -> None:
-        """The learner is told that a step is over when everything of it has arrived; that is one step late at most."""
+        """Mark the end of a step; the learner hears of it when all magnitudes of the step have arrived, one step late at most."""
         with self._lock:
             self._entries.append(number)
             self._num_open_steps += 1
@@ -168,7 +170,7 @@ class DeferredExtremes:
                 pass
 
     def _follow_stream(self) -> None:
-        """What waits is read on the stream on which it was made."""
+        """Read waiting tensors on the stream on which they were made."""
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         if stream != self._stream:
             if self._stream is not None and self._tensors:
@@ -177,13 +179,13 @@ class DeferredExtremes:
             self._stream = stream
 
     def launch(self) -> None:
-        """Start to read what waits."""
+        """Start to read the waiting tensors."""
         with self._lock:
             if not self._entries:
                 return
             entries, tensors, owners, versions, size_bytes = self._entries, self._tensors, self._owners, self._versions, self._size_bytes
             self._entries, self._tensors, self._owners, self._versions, self._size_bytes = [], [], [], [], 0
-            if self._is_cuda and torch.cuda.is_current_stream_capturing():  # nothing may be added to what the user records there
+            if self._is_cuda and torch.cuda.is_current_stream_capturing():  # nothing may be added to the graph that the user records
                 self._entries = [entry for entry in entries if isinstance(entry, int)]
                 return
             with Quiet():
@@ -203,7 +205,7 @@ class DeferredExtremes:
             held -= flight.size_bytes
 
     def poll(self, *, wait: bool = False) -> None:
-        """Tell what has arrived; with `wait`, everything."""
+        """Hand over the magnitudes that have arrived; with `wait`, all of them."""
         with self._lock:
             if wait:
                 self.launch()
@@ -211,7 +213,7 @@ class DeferredExtremes:
                 pass
 
     def _land(self, *, wait: bool) -> bool:
-        """Tell the learner of the oldest magnitudes; False where they have not come."""
+        """Hand the oldest magnitudes to the learner; return False if they have not come."""
         arrived = self._flights.pop(wait=wait)
         if arrived is None:
             return False
@@ -236,7 +238,7 @@ def _stream_at(address: int, device: torch.device) -> torch.cuda.Stream:
 
 
 def _magnitudes(tensors: list[torch.Tensor], owners: list[int], versions: list[int]) -> tuple[list[int], torch.Tensor | None]:
-    """The largest magnitude of every tensor that is as it was, and whose each is; None where all were written to."""
+    """Compute the largest magnitude of every tensor that was not written to, and return the owner of each; None if all were."""
     groups: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = {}
     for tensor, owner, version in zip(tensors, owners, versions, strict=True):
         if version == _ANY or _version(tensor) == version:

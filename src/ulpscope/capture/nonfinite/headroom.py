@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest values that each call has left while all was well: what came nearest to the end of its dtype."""
+"""Keep the largest values that each clean call left: they show which call came nearest to the end of its dtype."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Range:
 
 
 class Ranges:
-    """For each place, phase and dtype the moment of the largest magnitude."""
+    """The moment of the largest magnitude, for each place, phase and dtype."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, Phase, torch.dtype], _Range] = {}
@@ -38,7 +38,7 @@ class Ranges:
             self._found[key] = _Range(low, high, magnitude, call.step, tensor.numel())
 
     def nearest(self) -> list[TensorRecord]:
-        """Those that came nearest, as records of their ranges."""
+        """Return the ranges that came nearest to the end of their dtype, as records."""
         nearest = sorted(self._found.items(), key=lambda item: _headroom(item[0][3], item[1].magnitude))[:_MOST_RANGES]
         return [_range_record(key, found) for key, found in nearest if found.magnitude > 0]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hunt for inf and NaN: what each call did with them, where they began, and what they reached.
+"""Hunt for inf and NaN: what each call did with them, where they began, and what they reached.
 
-A call is looked at once, by the extremes of its results. Only when these are not finite are its inputs looked at too, and only then is
-anything written. Whether an event is a fault is known when the step is over: what never reached the loss, a gradient or a parameter
-is harmless.
+The hunt looks at a call once, by the extremes of its results. Only when these are not finite does it look at its inputs too, and only then
+does it write anything. Whether an event is a fault is known when the step is over: values that never reached the loss, a gradient or a
+parameter are harmless.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _INFINITY = float("inf")
 
 
 class Hunt:
-    """Follows non-finite values through the calls of one rank. It installs nothing, and whoever calls it guards it.
+    """Follows non-finite values through the calls of one rank. It installs nothing, and its caller guards it.
 
-    `alarm` is what to raise in the user's code, where that was asked for. `glances` says whether a sum is enough to know of a clean
-    result on the CPU: not where something has begun in the step, nor where the range is wanted. `suspects` are modules whose calls are to
-    be seen where otherwise modules are.
+    `alarm` is the error to raise in the user's code, if that was asked for. `glances` says whether a sum is enough to know a clean result
+    on the CPU; it is not once values have begun in the step, nor where the range is wanted. `suspects` are modules whose calls are seen
+    although otherwise only modules are.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Hunt:
             self.glances = not takes_ranges(step) and self._options.saturation is not True
 
     def end_step(self, number: int) -> None:
-        """Decide what the events of a step were, and write that down; everything seen in it is known by now."""
+        """Decide which events of a step were faults, and write that down; everything seen in the step is known by now."""
         with self._lock:
             step = self._steps.pop(number, None)
             if step is None:
@@ -108,8 +108,10 @@ class Hunt:
             self._traces = {key: trace for key, trace in self._traces.items() if self._is_current(trace)}
 
     def _suspect(self, event: Event) -> bool:
-        """Whether a fault is known by its module only, for the first time, and may happen again: then the calls of that module, and of the
-        one around it, are seen from now on, so that the next time names the call; the limit waits for that."""
+        """Tell whether a fault is known only by its module, for the first time, and may happen again.
+
+        Then the calls of that module, and of the one around it, are seen from now on, so that the next fault names its call; the limit
+        waits for that."""
         module = event.place.module
         if self._options.calls is not None or event.place.level != "module" or module in self.suspects or self._is_poisoned:
             return False
@@ -131,7 +133,7 @@ class Hunt:
         self._writer.write_state("state.watch", step.number, step.order, [], Arguments(kwargs=facts))
 
     def write_ranges(self) -> None:
-        """The calls that came nearest to the end of their dtype, with the last step."""
+        """Write the calls that came nearest to the end of their dtype, with the last step."""
         slots = self._ranges.nearest()
         if slots:
             self._writer.write_state("state.range", self._step.number, self._step.order, slots, None)
@@ -139,7 +141,7 @@ class Hunt:
     # ---- calls
 
     def name(self, op: str) -> int:
-        """How many times the operation was called before in this step."""
+        """Count an operation, and return how many times it was called before in this step."""
         counts = self._step.counts
         index = counts.get(op, 0)
         counts[op] = index + 1
@@ -151,7 +153,7 @@ class Hunt:
         return SeenCall(step.order - 1, step.number, place, phase)
 
     def next_order(self) -> int:
-        """The place of a call in the order of its step, for one of which nothing else is made yet."""
+        """Return the place of a call in the order of its step, before anything else is made of it."""
         self._step.order += 1
         return self._step.order - 1
 
@@ -161,11 +163,11 @@ class Hunt:
 
     @property
     def is_tripped(self) -> bool:
-        """Whether something began in this step: from then on every call is looked at closely."""
+        """Tell whether non-finite values began in this step: from then on every call is looked at closely."""
         return bool(self._step.beginnings)
 
     def glance(self, place: Place, phase: Phase, results: Sequence[Found]) -> bool:
-        """Whether sums tell that the results of a call are finite; they are done with then. To be called where no function mode sees it."""
+        """Tell from sums whether the results of a call are finite; then they are done. Call it where no function mode sees it."""
         if has_dispatch_modes():
             return False
         known = []
@@ -187,7 +189,7 @@ class Hunt:
         return True
 
     def are_finite(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether sums tell that tensors are finite; to be called where no function mode sees it."""
+        """Tell from sums whether tensors are finite. Call it where no function mode sees it."""
         alone: list[torch.Tensor] = []
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
@@ -203,7 +205,7 @@ class Hunt:
         return bool(total - total == 0.0)
 
     def remember_finite(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Large gradients that are finite now need not be read again before they are used, if nobody writes to them."""
+        """Remember large gradients that are finite now: they need not be read again before they are used, if nobody writes to them."""
         for tensor in tensors:
             if tensor.numel() > _SMALL:
                 storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
@@ -214,7 +216,7 @@ class Hunt:
         return known is not None and known[1] == version_of(tensor) >= 0
 
     def forget_finite(self) -> None:
-        """Something may have been written to without a trace."""
+        """Forget the gradients known to be finite: somebody may have written to them without a trace."""
         self._finite.clear()
 
     def look_now(self, call: SeenCall) -> None:
@@ -223,7 +225,7 @@ class Hunt:
             self._learn(call, [read_extremes(tensor) for _, tensor in call.results])
 
     def learn(self, entries: list[SeenCall | int], owners: list[int], magnitudes: torch.Tensor) -> None:
-        """Take the largest magnitudes of calls' results, which an accelerator has sent; a number says that the step is over."""
+        """Take the largest magnitudes of calls' results from an accelerator; a number among the entries says that its step is over."""
         with self._lock, Quiet():
             if not owners or self._is_plainly_clean(magnitudes):
                 self._pass_by(entries, owners, magnitudes)
@@ -243,7 +245,7 @@ class Hunt:
         return bool(magnitudes.max() < _INFINITY)
 
     def _pass_by(self, entries: list[SeenCall | int], owners: list[int], magnitudes: torch.Tensor) -> None:
-        """Of most calls nothing is worth a thought: the last few go to the ring, and ranges are taken from one step in several."""
+        """Pass by clean calls: the last few go to the ring, and ranges are taken from one step in several."""
         is_noted = bool(owners) and not isinstance(entries[0], int) and takes_ranges(entries[0].step)
         tail = 0 if is_noted else -self._options.ring or len(owners)
         for owner, magnitude in sorted(zip(owners[tail:], magnitudes[tail:].tolist(), strict=True)):
@@ -261,7 +263,7 @@ class Hunt:
                 self.end_step(call)
 
     def probe(self, device: torch.device) -> None:
-        """Learn whether a device stops at the end of a dtype; it is waited for, once."""
+        """Learn whether a device stops at the end of a dtype; this waits for the device, once."""
         asked = self._options.saturation
         with Quiet():
             self._saturates[device.type] = asked if asked is not None else device.type != "cpu" and _stops_at_the_limit(device)
@@ -282,7 +284,7 @@ class Hunt:
                     self._ranges.note(call, tensor, low, high)
         if deferred and self._steps[call.step].has_update:
             call.are_parameters_gone = True
-        if leaving and deferred:  # a magnitude does not tell inf from -inf
+        if leaving and deferred:  # a magnitude does not distinguish inf from -inf
             leaving = self._kinds(tensor for _, tensor in call.results) or leaving
         if leaving:
             for earlier in call.before:
@@ -303,7 +305,7 @@ class Hunt:
         return found
 
     def _limit(self, tensor: torch.Tensor) -> float | None:
-        """The dtype's largest number where it counts as an overflow."""
+        """Return the dtype's largest number if it counts as an overflow."""
         device = tensor.device
         if device.type not in self._saturates:
             self.probe(device)
@@ -334,7 +336,7 @@ class Hunt:
             step.reach("gradients")
 
     def _look_at_state(self, call: SeenCall, step: Step) -> None:
-        """The loss, gradients, parameters or the state of an optimizer are not finite."""
+        """Handle a loss, gradients, parameters or an optimizer's state that are not finite."""
         call.results = [(slot, tensor) for slot, tensor in call.results if self._kinds([tensor])]
         what = reached_by(call.results[0][0].role if call.results else "")
         step.reach(what)
@@ -351,7 +353,7 @@ class Hunt:
         self._begin_event(call, step, kind, self._kinds(tensor for _, tensor in call.results))
 
     def _locate(self, call: SeenCall) -> None:
-        """Gradients that no call was seen to make are those of a module's backward, where the order of modules tells of which."""
+        """Attribute gradients that no recorded call made to a module's backward, where the order of modules shows which."""
         found = call.locate([slot for slot, _ in call.results]) if call.locate is not None else None
         if found is not None:
             call.place, note = found
@@ -360,7 +362,7 @@ class Hunt:
             call.note = note
 
     def _entering(self, call: SeenCall, step: Step, leaving: Kinds) -> tuple[dict[Origin | None, Kinds], list[Event]]:
-        """The kinds of what a call was given, by origin, and the events behind them. What was overwritten counts as it was before."""
+        """Return the kinds in a call's inputs, by origin, and the events behind them. An overwritten input counts as it was before."""
         entering: dict[Origin | None, Kinds] = {}
         events: list[Event] = []
         written = {id(tensor) for _, tensor in call.results} if call.phase == "forward" else set()
@@ -379,7 +381,7 @@ class Hunt:
         return entering, events
 
     def _origin(self, trace: Trace | None, call: SeenCall, step: Step, kinds: Kinds) -> tuple[Origin | None, Event | None]:
-        """Where a value came from; not every call is seen in time on an accelerator, nor where modules are seen."""
+        """Return where a value came from; not every call is seen in time on an accelerator, nor where only modules are seen."""
         if trace is not None:
             return trace.origin, trace.event
         return step.unseen_origin(kinds) if call.is_late or call.place.level == "module" else (None, None)
@@ -415,7 +417,7 @@ class Hunt:
         return event
 
     def _keep(self, call: SeenCall, kind: KeptKind, notes: dict[int, str], text: str) -> None:
-        """Write a call wholly, and tell whoever asked to be told; where every call counts, it counts once, however many nodes it has."""
+        """Write a call wholly, and tell the user's `on_event`; where every call counts, a call counts once, however many nodes it has."""
         step = self._steps[call.step]
         name = (call.place.op, call.place.number, call.phase)
         if name in step.kept and self._options.passed_on:
@@ -434,11 +436,11 @@ class Hunt:
                 self._raise_later(error)
 
     def _is_worth_writing(self, event: Event) -> bool:
-        """Not what was harmless at the same place before, nor what parameters that are lost already bring about."""
+        """Tell whether an event is worth writing: not if the same place was harmless before, nor if lost parameters already explain it."""
         return self._harmless.get(site_of(event.place), 0) < _MOST_TIMES_AT_ONE_PLACE and not (self._is_poisoned and event.kind == "given")
 
     def _replaced(self, call: SeenCall) -> dict[int, str]:
-        """Inputs whose values are gone, with what the ring remembers of them."""
+        """Note the inputs whose values are gone, with what the ring remembers of them."""
         own = list(call.owner.parameters(recurse=False)) if call.owner is not None else []
         inputs = [tensor for _, tensor in _inputs(call)] + own
         notes = {id(tensor): "written to since: what the call was given is gone" for tensor in inputs if call.is_gone(tensor)}
@@ -448,7 +450,7 @@ class Hunt:
         return notes
 
     def _notes(self, call: SeenCall, kind: BegunKind) -> dict[int, str]:
-        """Who made the inputs that no call was seen to make, as far as the graph tells; what is known of gradients."""
+        """Note the makers of inputs that no recorded call made, as far as the graph shows them; and the note of a call, if it has one."""
         if call.note:
             return {id(tensor): call.note for _, tensor in call.results}
         notes: dict[int, str] = {}
@@ -462,7 +464,7 @@ class Hunt:
         return notes
 
     def _maker(self, node: Any) -> str:
-        """The operation behind a node: the nearest one that had finite inputs, as far as what it kept of them tells."""
+        """Return the operation behind a node: the nearest one that had finite inputs, judging by the inputs that it saved."""
         found = ""
         for _ in range(_LONGEST_WALK):
             if node is None or not hasattr(node, "name"):
@@ -484,14 +486,14 @@ class Hunt:
         return "what it held is not known"
 
     def _recalled(self) -> list[SeenCall]:
-        """The calls of the ring."""
+        """Return the calls of the ring."""
         calls = [seen if isinstance(seen, SeenCall) else recalled(seen) for seen in self._ring]
         self._ring.clear()
         self._ring.extend(calls)
         return calls
 
     def _follow(self, call: SeenCall, passage: Passage, events: list[Event]) -> None:
-        """Count where values went, and write the first of these calls as statistics."""
+        """Count the calls that values went through, and write the first of them as statistics."""
         for event in events:
             self._steps[call.step].touch(event, passage)
         if self._options.passed_on and passage == "passed" and events and call.place.level != "state" and not self.is_done:
@@ -508,7 +510,7 @@ class Hunt:
             self._raise_later(NonFiniteError(event.text))
 
     def _raise_later(self, error: Exception) -> None:
-        """Have something raised in the user's code as soon as that is possible."""
+        """Have an error raised in the user's code as soon as that is possible."""
         if self.alarm is None:
             self.alarm = error
 
@@ -518,11 +520,11 @@ class Hunt:
         self._step.has_backward = True
 
     def skipped(self, scale: float | None) -> None:
-        """GradScaler found gradients that are not finite, and left the weights alone."""
+        """Note that GradScaler found gradients that are not finite, and left the weights alone."""
         self._step.is_skipped, self._step.scale = True, scale
 
     def before_update(self) -> None:
-        """Gradients have been looked at and are about to be used: the last moment to stop before they do harm."""
+        """Raise an alarm if asked to: gradients were read and are about to be used, the last moment before they do harm."""
         self._step.has_update = True
         if self._options.raise_error and not self._options.passed_on:
             for event in self._step.beginnings:
@@ -530,7 +532,7 @@ class Hunt:
                     self._sound(event)
 
     def received(self, call: SeenCall, before: Kinds) -> None:
-        """A collective has returned: what comes from others is not this rank's doing."""
+        """Judge the result of a collective: non-finite values from other ranks are not this rank's doing."""
         with self._lock, Quiet():
             leaving = self._kinds(tensor for _, tensor in call.results)
             step = self._steps[call.step]
@@ -550,12 +552,12 @@ class Hunt:
 
 
 def takes_ranges(step: int) -> bool:
-    """Whether the smallest and largest values of clean results are wanted in a step, not only whether they are finite."""
+    """Tell whether a step needs the smallest and largest values of clean results, not only whether they are finite."""
     return step % _STEPS_BETWEEN_RANGES == 0
 
 
 def _op_of(node: str) -> str:
-    """`gelu` of GeluBackward0, `native_layer_norm` of NativeLayerNormBackward0."""
+    """Name the operation of a node: `gelu` for GeluBackward0, `native_layer_norm` for NativeLayerNormBackward0."""
     name = re.sub(r"Backward\d*$", "", node.rpartition("::")[2])
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
@@ -572,7 +574,7 @@ def _identity(tensor: torch.Tensor) -> int:
 
 
 def _stops_at_the_limit(device: torch.device) -> bool:
-    """Whether a device gives the largest number instead of inf; asked once."""
+    """Tell whether a device gives the largest number instead of inf; asked once."""
     try:
         return bool((torch.full((1,), 60000.0, dtype=torch.float16, device=device) * 2).item() == DTYPES["float16"].max)
     except RuntimeError:

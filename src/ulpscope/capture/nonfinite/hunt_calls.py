@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a watched program, one by one, and the autograd nodes that they leave behind.
+"""See the calls of a program, one by one, and the autograd nodes that they leave behind.
 
-Nearly every call is clean, and on the CPU a sum tells that: then nothing is made but an entry in the ring. Only where the sum is not
-finite, or something has begun in the step already, does a call become a `SeenCall` and is looked at closely.
+Nearly every call is clean, and on the CPU a sum shows that: then only an entry in the ring is made. Only where the sum is not finite, or
+values have begun in the step already, does a call become a `SeenCall` and is looked at closely.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["CallHunt", "CallMode", "Traits", "traits_of_name"]
 _MOST_DULL = 16
 _MOST_PLACES = 20_000
 _OUTPUTS = tuple(Slot("output", (number,)) for number in range(16))
-# Nodes that hand on what they were given, in another shape.
+# Nodes that hand on the gradients they are given, in another shape.
 _VIEW_NODES = frozenset(
     f"{name}Backward{version}"
     for name in "View UnsafeView ReshapeAlias T Transpose Permute Unsqueeze Squeeze Alias Detach".split()
@@ -54,7 +54,7 @@ _VIEW_NODES = frozenset(
 
 
 class Traits(NamedTuple):
-    """What the name of an operation tells of its calls."""
+    """The traits that an operation's name gives to its calls."""
 
     op: str
     is_dull: bool
@@ -75,7 +75,9 @@ def _traits_of(func: Any) -> Traits | None:
 
 
 class Begun(NamedTuple):
-    """A call that has begun and not returned; `first_node` is where its autograd nodes begin, -1 where they are not looked at."""
+    """A call that has begun and not returned; `first_node` is the sequence number at which its autograd nodes begin, -1 where they are not
+    looked at.
+    """
 
     traits: Traits
     number: int
@@ -85,11 +87,11 @@ class Begun(NamedTuple):
 
 
 _Aside = tuple[int, Place, Phase, tuple[Any, ...], dict[str, Any], list[Found], list[int], Any]
-"""A call that was put aside: order, place, phase, arguments, results, their versions, and what else came in."""
+"""A call that was put aside: order, place, phase, arguments, results, their versions, and the gradients that came in."""
 
 
 class _Given(NamedTuple):
-    """What a call was given, without keeping any of it: to be recorded if its backward goes wrong while all of it is still there."""
+    """The inputs of a call, held weakly: if its backward goes wrong while they are all still there, they are recorded."""
 
     order: int
     place: Place
@@ -97,7 +99,7 @@ class _Given(NamedTuple):
     kwargs: Any
 
     def recalled(self, step: int) -> SeenCall | None:
-        """The forward side of the call, None where something of it is gone."""
+        """Return the forward side of the call, None where an input is gone."""
         try:
             args, kwargs = strengthened(self.args), strengthened(self.kwargs)
         except LookupError:
@@ -117,7 +119,7 @@ class _Session(Protocol):
 
 
 class CallMode(ApiMode):
-    """Sees the outermost Python-level calls of torch, with as little work for each as can be."""
+    """Sees the outermost Python-level calls of torch, with as little work for each as possible."""
 
     def __init__(self, calls: CallHunt) -> None:
         super().__init__(calls)  # type: ignore[arg-type]
@@ -137,7 +139,7 @@ class CallMode(ApiMode):
 
 
 class CallHunt:
-    """Looks at what calls return, and at what their autograd nodes pass on."""
+    """Looks at the results of calls, and at the gradients that their autograd nodes pass on."""
 
     def __init__(
         self,
@@ -166,7 +168,7 @@ class CallHunt:
     # ---- forward
 
     def open(self, traits: Traits, frame: FrameType) -> Begun | None:
-        """Take down what is known before a call; None where its result need not be looked at."""
+        """Take down the facts before a call; None if its result need not be looked at."""
         session = self._session()
         if session is None or not session.is_recording:
             return None
@@ -185,7 +187,7 @@ class CallHunt:
         return Begun(traits, number, next_sequence_number() if hooks else -1, in_backward, called_from)
 
     def close(self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Look at what a call returned."""
+        """Look at the result of a call."""
         try:
             with without_function_modes():
                 if inside_transform():
@@ -206,7 +208,9 @@ class CallHunt:
                 session.raise_alarm()
 
     def _place(self, begun: Begun) -> Place:
-        """Where a call stands, as in the step before if it comes from the same place; what goes wrong is looked up anew."""
+        """Return the place of a call: that of the step before if the call comes from the same line; `_look_closely` looks the place up
+        anew.
+        """
         key = (begun.traits.op, begun.number, self._modules.current)
         known = self._places.get(key)
         if known is not None and known[0] == begun.called_from:
@@ -218,7 +222,7 @@ class CallHunt:
         return place
 
     def _is_clean(self, begun: Begun, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> bool:
-        """Whether the one result of a call is done with: its sum is finite, or it makes nothing new and waits for the next to tell."""
+        """Tell whether the one result of a call is done: its sum is finite, or it makes nothing new and waits for the next call to tell."""
         hunt = self._hunt
         if begun.traits.is_dull and not self._all_calls:
             self._put_aside(place, "forward", args, kwargs, [(_OUTPUTS[0], result)])
@@ -249,14 +253,14 @@ class CallHunt:
     def _put_aside(
         self, place: Place, phase: Phase, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Found], entering: Any = ()
     ) -> None:
-        """A call that is looked at only if the next one that is looked at has something to tell."""
+        """Put a call aside: it is looked at only if the next call that is looked at is not clean."""
         if len(self._dull) >= _MOST_DULL:
             del self._dull[0]
         versions = [version_of(tensor) for _, tensor in results]
         self._dull.append((self._hunt.next_order(), place, phase, args, kwargs, results, versions, entering))
 
     def _taken_up(self) -> list[SeenCall]:
-        """The calls that were put aside, to be looked at after all."""
+        """Take up the calls that were put aside, to look at them after all."""
         step, calls = self._hunt.step_number, []
         for order, place, phase, args, kwargs, results, versions, entering in self._dull:
             call = SeenCall(order, step, place, phase, args, kwargs, results, entering)
@@ -274,7 +278,7 @@ class CallHunt:
     # ---- backward
 
     def _hook_nodes(self, place: Place, nodes: Sequence[Any], begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at what each autograd node of a call passes on; at that of a dull one only if the next has something to tell."""
+        """Hook each autograd node of a call to look at its gradients; those of a dull call are looked at only if the next is not clean."""
         owned = _nodes_between(nodes, begun.first_node, next_sequence_number())
         if owned:
             given = _Given(self._hunt.next_order(), place, weakened(args), weakened(kwargs) if kwargs else {})
@@ -306,7 +310,7 @@ class CallHunt:
             for number, gradient in enumerate(passed_on)
             if gradient is not None and (_address(gradient) or -1) not in known
         ]
-        if not results:  # nothing but what came in, handed on or seen in another shape
+        if not results:  # only gradients that came in, handed on or in another shape
             return
         hunt = self._hunt
         if not is_dull and hunt.glances and all(map(_can_glance, results)) and hunt.glance(place, "backward", results):
@@ -330,7 +334,7 @@ class CallHunt:
         self._look(call)
 
     def _name_gradients(self, results: Sequence[Found]) -> list[Found]:
-        """What the node that is being run passes on to parameters, by their names."""
+        """Name the results that the running node passes on to parameters."""
         node = current_node()
         if node is None:
             return list(results)
@@ -344,7 +348,7 @@ class CallHunt:
 
 
 def _nodes_between(nodes: Sequence[Any], first: int, last: int) -> list[Any]:
-    """The autograd nodes behind these that were made between two moments, but for those that only give another shape."""
+    """Return the autograd nodes behind these that were made between two moments, except those that only change the shape."""
     if last - first == 1 and len(nodes) == 1:  # nearly every call makes one
         return [node for node in nodes if sequence_number(node) == first and type(node).__name__ not in _VIEW_NODES]
     owned = []
@@ -364,7 +368,7 @@ def _nodes_between(nodes: Sequence[Any], first: int, last: int) -> list[Any]:
 
 
 def _hands_on(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> bool:
-    """Whether a node gives each input the gradient that it is given: an addition of equals."""
+    """Tell whether a node passes its gradient on to each input unchanged: an addition of equals."""
     if type(node).__name__ != "AddBackward0" or kwargs or len(args) != 2:
         return False
     tensors = [value for value in args if isinstance(value, torch.Tensor) and not is_foreign(value)]
@@ -392,7 +396,9 @@ def _numbered(role: Any, gradients: tuple[Any, ...]) -> list[Found]:
 
 
 def _without_leaves(results: list[Found]) -> list[Found]:
-    """Without what goes to parameters: whoever holds on to that makes autograd copy it. It is looked at before an optimizer uses it."""
+    """Leave out gradients that go to parameters: autograd copies one that somebody holds. They are looked at before an optimizer uses
+    them.
+    """
     node = current_node()
     if node is None:
         return results
@@ -408,6 +414,6 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _saved_by_this_node() -> list[Found]:
-    """What the node that is being run kept of its forward call."""
+    """Return the tensors that the running node saved in its forward call."""
     node = current_node()
     return [(Slot("buffer", ("saved", name)), tensor) for name, tensor in saved_tensors(node)] if node is not None else []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules instead of calls: what they return, the gradients of that, and in which one bad gradients were made.
+"""See modules instead of calls: their results, the gradients of these, and the module in which bad gradients were made.
 
-This is how accelerators are watched, where seeing every call would cost a tenth of a step by itself.
+The hunt does so on accelerators: seeing every call there would cost a tenth of a step by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ulpscope.model import Slot
 
 __all__ = ["ModuleHunt"]
 
-# What these return is finite where what they are given is.
+# Modules whose results are finite if their inputs are.
 _BOUNDED_MODULES = frozenset(
     """
     Identity Dropout Dropout1d Dropout2d ReLU ReLU6 GELU SiLU Sigmoid Tanh LeakyReLU ELU SELU Softplus Hardtanh Hardswish Mish Flatten
@@ -43,8 +43,8 @@ class _Session(Protocol):
 
 
 class ModuleHunt:
-    """Looks at what modules return. `hooks_gradients` also looks at the gradients of the outputs of modules that have others inside,
-    before those of other ranks are added to them."""
+    """Looks at the results of modules. `hooks_gradients` also looks at the gradients of the outputs of modules with submodules, before
+    those of other ranks are added to them."""
 
     def __init__(self, session: _Session, hunt: Hunt, stacks: StackReader, *, hooks_gradients: bool) -> None:
         self._session: Callable[[], _Session | None] = weakref.ref(session)
@@ -58,7 +58,7 @@ class ModuleHunt:
         return self._places.get(module)
 
     def name(self, module: torch.nn.Module, path: str) -> Place:
-        """Where a module stands; without an operation where its results need not be looked at."""
+        """Name the place of a module; without an operation if its results need not be looked at."""
         name = type(module).__name__
         place = Place("" if name in _BOUNDED_MODULES else f"module.{name}", 0, path, "module", self._stacks.read())
         self._places[module] = place
@@ -104,7 +104,9 @@ class ModuleHunt:
             self._look(call)
 
     def locate(self, slots: Sequence[Slot]) -> tuple[Place, str] | None:
-        """The module in whose backward gradients went bad: the last one, in the order of the forward pass, whose parameters show it."""
+        """Return the module in whose backward gradients went bad: the last one, in the order of the forward pass, whose parameters show
+        it.
+        """
         names = [".".join(map(str, slot.path[:-1])) for slot in slots if slot.role == "gradient"]
         order = {place.module: (module, place) for module, place in self._places.items() if module._parameters}
         modules = list(order)

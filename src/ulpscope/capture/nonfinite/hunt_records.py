@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live calls to records, for the hunt: a few calls wholly, the calls around them as summaries of what is still there."""
+"""Turn live calls into records for the hunt: a few calls wholly, the calls around them as summaries of their remaining tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Place(NamedTuple):
-    """What identifies a call and outlives it: neither tensors nor graph nodes."""
+    """The identity of a call, which outlives it: neither tensors nor graph nodes."""
 
     op: str
     number: int
@@ -73,18 +73,18 @@ class Remains(NamedTuple):
 Glimpse: TypeAlias = tuple[
     int, int, Place, Phase, list[tuple[Slot, Callable[[], torch.Tensor | None], int, torch.dtype, torch.Size, float]]
 ]
-"""A call that was clean, as the ring remembers it: order, step, place, phase, and for each result its slot, the tensor (if it still
-lives), its version, dtype, shape and sum. A plain tuple, since one is made for nearly every call."""
+"""A clean call, as the ring remembers it: order, step, place, phase, and for each result its slot, the tensor (if it still lives), its
+version, dtype, shape and sum. A plain tuple, since one is made for nearly every call."""
 
 
 @dataclass(slots=True)
 class SeenCall:
     """One call that was seen. Its arguments and results are kept only until they are known to be clean.
 
-    `before` are calls since the last one that was looked at, which were not; `versions` the versions that its tensors had when it was made,
-    where it is looked at late.
-    `more` gives what else it was given, `name_results` better names, `describe` settings and stack, `locate` the module whose parameters
-    these are and why it, `forward` the forward side of a backward call: asked only where something is wrong.
+    `before` are the calls since the last one that was looked at, which were put aside. `versions` are the versions that its tensors had
+    when it was made, for a call that is looked at late. Five fields are functions, called only where something is wrong: `more` returns
+    further inputs, `name_results` better names, `describe` settings and stack, `locate` the module of these parameters and why it is that
+    one, `forward` the forward side of a backward call.
     """
 
     order: int
@@ -115,14 +115,14 @@ class SeenCall:
         self.more = self.describe = self.name_results = self.locate = self.forward = None
 
     def is_gone(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor was written to after the call, so that it no longer holds what the call was given."""
+        """Tell whether a tensor was written to after the call, so that it no longer holds the call's input."""
         if self.are_parameters_gone and isinstance(tensor, torch.nn.Parameter):
             return True
         version = self.versions.get(id(tensor))
         return version is not None and version_of(tensor) != version
 
     def look_around(self) -> None:
-        """Take down what is known only now."""
+        """Take down the facts that are asked for only now."""
         if self.number is not None:
             self.place, self.number = self.place._replace(number=self.number), None
         if self.more is not None:
@@ -156,7 +156,7 @@ _PLAIN_TYPES = (int, float, str, bool, type(None), torch.dtype, torch.device, to
 
 
 def weakened(value: Any) -> Any:
-    """Arguments with weak references instead of tensors, and None behind a weak reference for what might hold one.
+    """Replace tensors in arguments by weak references, and objects that might hold a tensor by a weak reference to None.
 
     Leaves are held themselves: the graph holds them too, and torch refuses to swap a parameter that has a weak reference.
     """
@@ -181,13 +181,13 @@ def _nothing() -> None:
 
 
 def reference_to(result: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-    """A weak reference to a result that belongs to a graph; to nothing where it may be a parameter or a gradient, or become one: torch
-    refuses to swap these while somebody refers to them weakly."""
+    """Return a weak reference to a result that belongs to a graph. For a tensor that may be or become a parameter or a gradient return a
+    reference to nothing: torch refuses to swap these while a weak reference to them exists."""
     return _nothing if result.grad_fn is None else weakref.ref(result)
 
 
 def strengthened(value: Any) -> Any:
-    """What `weakened` was given; LookupError where a tensor of it is gone or was written to since."""
+    """Restore the arguments that `weakened` was given; LookupError if one of their tensors is gone or was written to since."""
     if isinstance(value, _Weak):
         tensor = value.tensor()
         if tensor is None or version_of(tensor) != value.version:
@@ -205,7 +205,7 @@ def remains_of(slot: Slot, tensor: torch.Tensor, low: float | None, high: float)
 
 
 class EventWriter:
-    """Writes the records of one rank; a step is opened in the store with the first of them. Steps come in order."""
+    """Writes the records of one rank; the first record of a step opens it in the store. Steps come in order."""
 
     def __init__(self, sink: Sink, rank: int) -> None:
         self._sink = sink
@@ -223,14 +223,14 @@ class EventWriter:
         return self._open_step == step
 
     def forget(self) -> None:
-        """Forget what tensors held: they may have changed since."""
+        """Forget the values of tensors: they may have changed since."""
         self._values.forget()
         self._statistics.forget()
 
     def write_wholly(self, call: SeenCall, replaced: dict[int, str], makers: dict[int, str]) -> tuple[CallRecord, dict[Slot, torch.Tensor]]:
-        """Arguments, inputs, parameters and results, with their values; what was written, and the tensors that are as they were.
+        """Write arguments, inputs, parameters and results with their values; return the record, and the tensors that are unchanged.
 
-        `replaced` has a note for each input whose values are gone, `makers` for each tensor of which it is known who made it.
+        `replaced` has a note for each input whose values are gone, `makers` for each tensor whose maker is known.
         """
         self._open(call.step)
         arguments, found = encode_arguments(call.args, dict(call.kwargs))
@@ -254,13 +254,13 @@ class EventWriter:
         return TensorRecord(slot=slot, dtype=dtype, shape=tuple(tensor.shape), device=str(tensor.device), note=note)
 
     def write_briefly(self, call: SeenCall) -> None:
-        """What was given and what came, as statistics; only for calls whose tensors are still held."""
+        """Write inputs and results as statistics; only for calls whose tensors are still held."""
         arguments, found = encode_arguments(call.args, dict(call.kwargs))
         slots = [self._statistics.record(slot, tensor) for slot, tensor in (*found, *call.entering, *call.results)]
         self._write(call, slots, arguments if call.phase == "forward" else None, None)
 
     def write_remains(self, call: SeenCall) -> None:
-        """A call of the ring: statistics of results that are still there unchanged, the range of the others."""
+        """Write a call of the ring: statistics of results that are still there unchanged, the range of the others."""
         if not call.is_written:
             call.look_around()
             self._write(call, [self._remains(result) for result in call.remains], None, None)
@@ -278,7 +278,7 @@ class EventWriter:
         )
 
     def write_state(self, op: str, step: int, order: int, slots: list[TensorRecord], arguments: Arguments | None) -> None:
-        """What is not a call: the outcome of a step, the ranges of a run."""
+        """Write a state that is no call: the outcome of a step, the ranges of a run."""
         self._write(SeenCall(order, step, Place(op, 0, "", "state", ()), "optimizer"), slots, arguments, None)
 
     def _write(self, call: SeenCall, slots: list[TensorRecord], arguments: Arguments | None, modes: Modes | None) -> CallRecord:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One hunt for inf and NaN under way: it installs what sees the calls, and hands them to the hunt.
+"""Run a hunt for inf and NaN: install the mode and the patches that see the calls, and hand the calls to the hunt.
 
-On the CPU every call is seen through the function mode, and each of its autograd nodes through a hook (`watch_calls`). On an accelerator,
-where the mode alone would cost a tenth of a step, modules are seen instead, and the gradients at their outputs (`watch_modules`), until
-one of them is suspect: then its own calls are seen too. The user's call always runs, exactly once, outside of everything that can fail
-here.
+On the CPU the function mode sees every call, and a hook sees each of its autograd nodes (`hunt_calls`). On an accelerator, where the mode
+alone would cost a tenth of a step, the hunt sees modules instead, and the gradients at their outputs (`hunt_modules`), until one of them is
+suspect: then it sees the calls inside that one too. The user's call always runs, exactly once, outside of everything that can fail here.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _STACK_DEPTH = 12
 
 
 class HuntSession(Session):
-    """Watches what one process does between `start` and `stop`."""
+    """Hunts in one process between `start` and `stop`."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class HuntSession(Session):
         return self._safety.run(what, function, *args)
 
     def raise_alarm(self) -> None:
-        """Raise in the user's code what is to be raised there; see no more where that was enough."""
+        """Raise the pending alarm in the user's code; see no more calls where the hunt is done."""
         if self._hunt.is_done:
             self._is_recording = False
         alarm, self._hunt.alarm = self._hunt.alarm, None
@@ -140,7 +139,7 @@ class HuntSession(Session):
         call.is_late = True
         if call.phase == "forward":
             call.versions = {id(value): version_of(value) for value in call.args if isinstance(value, torch.Tensor)}
-        elif call.phase == "backward":  # by the time it is looked at the node is gone
+        elif call.phase == "backward":  # the node is gone when it is looked at
             call.more = call.name_results = call.forward = None
         if call.phase in ("start", "optimizer"):  # parameters and gradients are about to be written to
             deferred.read_now(call, [tensor for _, tensor in call.results])
@@ -205,7 +204,7 @@ class HuntSession(Session):
     def _call_closely(
         self, original: Callable[..., Any], module: torch.nn.Module, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a module with its own calls seen, if it is suspect, and without, if it is not."""
+        """Run a module; see its own calls only if it is suspect."""
         is_suspect = place.module in self._hunt.suspects and self.is_recording
         if not is_suspect or is_compiled(module) or has_fast_path(module):
             return original(module, *args, **kwargs) if self._mode is None else self._call_with(None, original, module, args, kwargs)
@@ -223,7 +222,7 @@ class HuntSession(Session):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run a module under this mode and no other of ours, and go back to what was before."""
+        """Run a module under this mode and no other of ours, then go back to the mode before."""
         before = self._mode
         if mode is before:
             return original(module, *args, **kwargs)
@@ -261,7 +260,7 @@ class HuntSession(Session):
         return result
 
     def _before_collective(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[SeenCall, Kinds] | None:
-        """What a collective is given; it writes over its arguments. Those of an accelerator are looked at where they are used."""
+        """Open a collective with its arguments, which it writes over. Arguments on an accelerator are looked at where they are used."""
         found = tensors_in((*args, *kwargs.values()), "mutated")
         results = [(slot, tensor) for slot, tensor in found if is_plain_here(tensor) and tensor.is_cpu]
         if not results:
@@ -293,7 +292,7 @@ class HuntSession(Session):
         self._hunt.before_update()
         self.raise_alarm()
         if isinstance(self._mode, ApiMode) and len(args) < 2 and not kwargs and self._mode.is_on_top():
-            remove_mode(self._mode)  # an optimizer makes many calls of its own, and none of them is looked at
+            remove_mode(self._mode)  # an optimizer makes many calls of its own, which the hunt ignores
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if isinstance(self._mode, ApiMode) and self._is_active and not self._mode.is_on():

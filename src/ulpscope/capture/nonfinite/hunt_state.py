@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not a call: the loss, gradients before an optimizer uses them, parameters and the optimizer's state afterwards."""
+"""Look at tensors outside of calls: the loss, gradients before an optimizer uses them, parameters and the optimizer's state afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StateHunt:
             self._look(_LOSS, "forward", [(Slot("output", (number,)), tensor) for number, tensor in enumerate(roots)])
 
     def look_at_parameters(self, named: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
-        """The parameters of a model before anything changes them."""
+        """Look at the parameters of a model before anything changes them."""
         found = [(Slot.parse(f"parameter.{name}"), p) for name, p in named if is_plain_here(p) and p.device == device]
         if found:
             self._look(Place("state.parameters", 0, "", "state", ()), "start", found)
@@ -63,7 +63,9 @@ class StateHunt:
         self._look_at_optimizer(optimizer, gradients, locate)
 
     def look_at_update(self, optimizer: Any, step: int, locate: Locate | None) -> None:
-        """Parameters and the optimizer's state; of much that follows from gradients a part in each step, in turn."""
+        """Look at parameters and the optimizer's state. They are many and follow from gradients, so each step looks at a part of them, in
+        turn.
+        """
         found: list[Found] = []
         for number, (_, slot, parameter) in enumerate(self._named(optimizer)):
             is_turn = (number + step) % _ROTATION == 0
@@ -75,7 +77,7 @@ class StateHunt:
         self._look_at_optimizer(optimizer, found, locate)
 
     def _look_at_optimizer(self, optimizer: Any, found: list[Found], locate: Locate | None) -> None:
-        """One look at many tensors of one optimizer, device by device."""
+        """Look at many tensors of one optimizer at once, device by device."""
         if self._hunt.glances and all(sum_tells(tensor) for _, tensor in found) and self._hunt.are_finite([tensor for _, tensor in found]):
             return
         for group in [found] if _is_one_group(found) else _by_device(found):

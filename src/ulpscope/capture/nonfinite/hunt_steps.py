@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has happened in a step of a watched program: events, and where values are traced to."""
+"""Keep what happened in a step of the hunt: events, and the storages that values are traced to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KeptKind = Literal["made", "given", "received", "soft", "passed", "masked"]
 
 
 class Trace(NamedTuple):
-    """Non-finite values in one storage: where they came from, and the event that began them."""
+    """Non-finite values in one storage: their origin, and the event that began them."""
 
     storage: Any
     step: int
@@ -35,7 +35,7 @@ class Trace(NamedTuple):
 
 @dataclass(slots=True)
 class Event:
-    """Something that began in a step; whether it is a fault is decided when the step is over."""
+    """An event of a step at which non-finite values began; whether it is a fault is decided when the step is over."""
 
     kind: BegunKind
     place: Place
@@ -51,7 +51,7 @@ class Event:
 
 @dataclass(slots=True)
 class Step(BegunStep[Event]):
-    """What has happened in one step so far."""
+    """The events of one step so far."""
 
     number: int
     order: int = 0
@@ -60,7 +60,7 @@ class Step(BegunStep[Event]):
 
 
 def is_around(event: Event, earlier: Event) -> bool:
-    """Whether an event is what a module makes of one inside it."""
+    """Tell whether an event is only a module passing on an event inside it."""
     if event.place.level != "module" or event.phase != earlier.phase:
         return False
     return event.place.module == earlier.place.module or not event.place.module or earlier.place.module.startswith(f"{event.place.module}.")

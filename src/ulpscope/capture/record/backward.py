@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward side of a call: what it received and what it contributed to each of its inputs.
+"""Record the backward side of a call: the gradients that it received, and those that it contributed to each of its inputs.
 
-A call owns the autograd nodes whose sequence numbers lie in the range that it used up. Hooks sit on those graph nodes, never on
-leaves: nothing leaks and nothing has to be removed. A hook keeps no reference to a node or to a gradient.
+A call owns the autograd nodes whose sequence numbers lie in the range that it used up. Hooks sit on those graph nodes, never on leaves:
+nothing leaks and nothing has to be removed. A hook keeps no reference to a node or to a gradient.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["BackwardOfCall", "BackwardWriter", "Edges", "Plan", "edges_of", "pla
 
 
 class Edges:
-    """Where the gradients of a call's inputs leave it; taken before the call, since in-place calls move them."""
+    """The edges by which gradients leave a call's inputs; taken before the call, since in-place calls move them."""
 
     __slots__ = ("bases", "first", "found", "leaves", "nodes")
 
@@ -45,12 +45,12 @@ class Edges:
         self.first = 0
 
     def add_leaf(self, tensor: torch.Tensor, slot: Slot) -> None:
-        """Tell of a leaf that is no argument of the call."""
+        """Add a leaf that is no argument of the call."""
         self.leaves.setdefault(id(tensor), slot)
 
 
 def edges_of(found: list[Found]) -> Edges:
-    """The gradient edges of the differentiable tensors among `found`, and the sequence number at which the call begins."""
+    """Find the gradient edges of the differentiable tensors among `found`, and the sequence number at which the call begins."""
     edges = Edges(found)
     bases: list[Found] = []
     for slot, tensor in found:
@@ -75,11 +75,11 @@ def edges_of(found: list[Found]) -> Edges:
 
 
 class BackwardWriter(Protocol):
-    """What the backward sides of all calls have in common.
+    """The parts that the backward sides of all calls share.
 
-    `read` turns a gradient into what a record says of it; `finish_pass` takes those of one pass of a call. `session` gives the session,
-    while it lives, whose business it is that no failure reaches the engine. `begun` holds the calls of which a pass has begun and not
-    finished, in that order; `lock` is held by whoever looks at one.
+    `read` describes a gradient for a record; `finish_pass` takes the descriptions of one pass of a call. `session` returns the session
+    while it lives; the session keeps failures from reaching the engine. `begun` holds the calls whose pass has begun and not finished, in
+    that order. Hold `lock` to look at one of them.
     """
 
     begun: dict[BackwardOfCall, None]
@@ -92,7 +92,7 @@ class BackwardWriter(Protocol):
 
 
 class _Pass(msgspec.Struct, gc=False):
-    """One backward pass through one call: what its gradients are taken for, and sums of which parts are still to come."""
+    """One backward pass through one call: the gradients taken so far, the sums under way, and the number of parts still to come."""
 
     events_left: int
     parts_left: dict[Slot, int]
@@ -102,11 +102,11 @@ class _Pass(msgspec.Struct, gc=False):
 
 
 class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
-    """Collects the gradients of one call, pass by pass, and hands over each finished pass. Every slot comes in one part, unless
-    `num_parts` knows better.
+    """Collects the gradients of one call, pass by pass, and hands over each finished pass. Every slot comes in one part, unless `num_parts`
+    has another number.
 
-    There are thousands of these in a step, and of the hooks that lead to them, and none is part of a circle: Python's garbage collector is
-    not to count them.
+    A step has thousands of these, and of the hooks that lead to them. None is part of a circle, so Python's garbage collector does not
+    count them.
     """
 
     writer: Any  # a BackwardWriter
@@ -116,7 +116,7 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
     passes: dict[int, _Pass] = {}
 
     def flush(self) -> None:
-        """Hand over what has come, at the end of a backward pass that did not run every node."""
+        """Hand over the gradients that have come, at the end of a backward pass that did not run every node."""
         with self.writer.lock:
             self.writer.begun.pop(self, None)
             while self.passes:
@@ -129,8 +129,8 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
         node.register_prehook(_Hook(self, (), slots, shape))
 
     def expect_inputs(self, node: Any, slots: _Leaving, entering: _Entering | None = None) -> None:
-        """Take the gradients that `node` passes on to inputs of the call; with `entering` those of the call's outputs too, by the
-        same hook.
+        """Take the gradients that `node` passes on to inputs of the call; with `entering` those of the call's outputs too, by the same
+        hook.
         """
         self.num_events += 1
         for _, slot, _ in slots:
@@ -174,14 +174,14 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
                 self._add_part(current, slot, gradient, left)
 
     def _add_part(self, current: _Pass, slot: Slot, gradient: torch.Tensor | None, left: int) -> None:
-        """Add one of several parts; only sums are copied, all else is read at once and let go."""
+        """Add one of several parts; only sums are copied, every other gradient is read at once and let go."""
         sums = current.sums if current.sums is not None else {}
         current.sums = sums
         earlier = sums.pop(slot, None)
         if gradient is not None:
             gradient = without_class(gradient)
         if gradient is not None and (earlier is None or not is_foreign(earlier)) and is_foreign(gradient):
-            earlier = gradient  # its values are not read, and neither are those of the sum
+            earlier = gradient  # the values of a foreign gradient are not read, so the sum's are not either
         elif gradient is not None and (earlier is None or not is_foreign(earlier)):
             with blind():
                 earlier = gradient.detach().clone() if earlier is None else earlier + gradient.detach()
@@ -210,13 +210,15 @@ class BackwardOfCall(msgspec.Struct, gc=False, eq=False):
 
 
 class _Hook(msgspec.Struct, gc=False, eq=False):
-    """What a node calls: before it runs with the gradients that enter, or afterwards with those that leave and those that entered."""
+    """The hook of a node: called before the node runs with the gradients that enter, or afterwards with those that leave and those that
+    entered.
+    """
 
     backward: BackwardOfCall
     leaving: _Leaving
     entering: _Entering | None
     shape: tuple[int, ...] | None = None
-    not_in: int = -1  # the pass in which it was added, where another hook took the gradient
+    not_in: int = -1  # the pass in which it was added: there another hook took the gradient
 
     def __call__(self, gradients: _Gradients, entered: _Gradients | None = None) -> None:
         session = self.backward.writer.session()
@@ -245,8 +247,8 @@ def _is_looked_through(view: _View) -> bool:
 
 
 def _look_no_more(hook: _Hook) -> None:
-    """This pass makes a graph of its own, and a pass through that graph may reach the nodes behind without this one: from the next pass on
-    each is asked itself.
+    """Stop looking through views at this node: the pass makes a graph of its own, and a pass through that graph may reach the nodes behind
+    without this one. From the next pass on each of them has a hook.
     """
     node = current_node()
     if node is None:
@@ -262,7 +264,7 @@ def _look_no_more(hook: _Hook) -> None:
 
 
 def _as_view(gradient: torch.Tensor, view: _View) -> torch.Tensor:
-    """A gradient as the node behind, which does nothing else, would pass it on: transposed, in another shape, or cast back to float32."""
+    """Change a gradient as the node behind would, which does nothing else: transpose it, reshape it, or cast it back to float32."""
     gradient = without_class(gradient)
     if is_foreign(gradient):
         return gradient
@@ -275,7 +277,7 @@ def _as_view(gradient: torch.Tensor, view: _View) -> torch.Tensor:
 
 _Entering = dict[int, Slot]
 _View = Any
-"""How a gradient changes on its way: True where it is transposed, a shape, torch.float32 for a cast; None where it stays as it is."""
+"""How a gradient changes on its way: True for transposed, a shape, torch.float32 for a cast; None for unchanged."""
 _Leaving = tuple[tuple[int, Slot, _View], ...]
 _Gradients = tuple["torch.Tensor | None", ...]
 _leavings: dict[tuple[Any, ...], _Leaving] = {}
@@ -285,9 +287,10 @@ _TRANSPOSING = "TBackward0"
 
 
 class Plan(msgspec.Struct, gc=False):
-    """Where the gradients of a call are taken: at each node those that enter it and those that it passes on to inputs.
+    """The nodes at which a call's gradients are taken: at each, those that enter it and those that it passes on to inputs.
 
-    `behind` is the node behind the view that the one result is, the slot of what enters there, and the shape of the result.
+    If the one result is a view, `behind` holds the node behind that view, the slot of the gradient that enters there, and the shape of the
+    result.
     """
 
     nodes: list[tuple[Any, _Entering | None, _Leaving]]
@@ -297,7 +300,7 @@ class Plan(msgspec.Struct, gc=False):
 def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found]) -> None:
     """Hook the nodes that a finished call owns."""
     call = backward.call
-    # What lies inside a module the user can get hold of, and hook; not what lies inside a call of torch.
+    # The user can get hold of what lies inside a module, and hook it; not of what lies inside a call of torch.
     looks_through = call.level == "api" and not call.op.startswith("Function.")
     plan = plan_call(edges, results, looks_through=looks_through)
     for node, entering, leaving in plan.nodes:
@@ -311,7 +314,7 @@ def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found])
 
 
 def plan_call(edges: Edges, results: list[Found], *, looks_through: bool) -> Plan:
-    """Find the nodes of a call that has just returned. With `looks_through` those are left out that only look at a gradient in another way.
+    """Find the nodes of a call that has just returned. With `looks_through`, leave out nodes that only view a gradient in another way.
 
     There are three planners with one result: this, `_watched` in `_compiled.pyx` and `Planner` in `_native.cpp`. They walk the graph in the
     same order.
@@ -340,7 +343,8 @@ def plan_call(edges: Edges, results: list[Found], *, looks_through: bool) -> Pla
 
 
 def _walked(edges: Edges, last: int, owned: dict[Any, _Entering], *, looks_through: bool) -> list[tuple[Any, _Leaving]] | None:
-    """The nodes of a call with what each passes on to inputs; None where one cannot look through a node because two others lead to it.
+    """Return the nodes of a call with the gradients that each passes on to inputs; None if a node cannot be looked through because two
+    others lead to it.
 
     Autocast keeps the cast of a leaf and hands it to every later call, so that the cast's own gradient is the sum over several calls. There
     the gradient is taken where it enters the cast.
@@ -375,7 +379,7 @@ def _walked(edges: Edges, last: int, owned: dict[Any, _Entering], *, looks_throu
 
 
 def _slot_behind(edges: Edges, edge: tuple[Any, int]) -> Slot | None:
-    """The slot of the input that an edge of the graph leads to."""
+    """Return the slot of the input that an edge of the graph leads to."""
     slot = edges.nodes.get(edge)
     if slot is None and edge[0]._sequence_nr() == ACCUMULATE_GRAD:
         slot = edges.leaves.get(id(getattr(edge[0], "variable", None)))
@@ -383,7 +387,7 @@ def _slot_behind(edges: Edges, edge: tuple[Any, int]) -> Slot | None:
 
 
 def _slot_behind_cast(edges: Edges, node: Any) -> Slot | None:
-    """The slot of a float32 leaf of which a node is the cast to another dtype."""
+    """Return the slot of the float32 leaf that a node casts to another dtype; None for any other node."""
     if node.name() != CAST:
         return None
     leaf = node.next_functions[0][0]
@@ -392,7 +396,7 @@ def _slot_behind_cast(edges: Edges, node: Any) -> Slot | None:
 
 
 def _look_through(edges: Edges, node: Any) -> tuple[Slot | None, _View]:
-    """The slot behind a node that only looks at a gradient in another way, and how; None where it does more, or leads elsewhere."""
+    """Return the slot behind a node that only views a gradient in another way, and how; None where it does more, or leads elsewhere."""
     name = node.name()
     if name != _TRANSPOSING and name not in _RESHAPING:
         return None, None
@@ -407,7 +411,7 @@ def _look_through(edges: Edges, node: Any) -> tuple[Slot | None, _View]:
 
 
 def _shared(found: list[tuple[int, Slot, _View]]) -> _Leaving:
-    """The same for every call that is like this one; slots are told apart by identity, since the result keeps them."""
+    """Share one tuple among all calls that are like this one; slots are told apart by identity, since the result keeps them."""
     key = tuple([part for number, slot, view in found for part in (number, id(slot), view)])
     known = _leavings.get(key)
     if known is None:
@@ -420,7 +424,8 @@ def _shared(found: list[tuple[int, Slot, _View]]) -> _Leaving:
 def _behind_a_view(
     owned: dict[Any, dict[int, Slot]], results: list[Found], first: int, last: int
 ) -> tuple[Any, Slot, tuple[int, ...]] | None:
-    """Where the one result is a view of an inner result (linear on a 3-D input), writing into it in place bypasses the view's node.
+    """Find the node behind a view that is the one result (linear on a 3-D input): writing into such a result in place bypasses the view's
+    node.
 
     The gradient then enters at the node behind, in the inner result's shape.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that collectives still write to: what is known of it, and what waits to be read once the program has waited for it.
+"""Follow memory that collectives still write to, and the slots that wait to be read once the program has waited for it.
 
-A collective that returns before it is done leaves its results to be waited for. Nobody knows what the memory holds until then, so nothing
+A collective that returns before it is done leaves its results to be waited for. Until then nobody knows what the memory holds, so nothing
 reads it: a slot that shows it gets its values at the moment at which the program has waited. Nothing here ever waits by itself.
 """
 
@@ -26,12 +26,12 @@ NEVER_AWAITED = "written to by a collective that nobody had waited for when the 
 
 
 def is_handle(result: Any) -> bool:
-    """Whether this is what a program waits for: asked of its type, since a handle may refuse every question."""
+    """Tell whether a program can wait for this: asks its type, since a handle may refuse every question."""
     return hasattr(type(result), "wait") and not isinstance(result, torch.Tensor)
 
 
 class Flight:
-    """One collective under way: `handle` is what the program waits for, None where it waits for the memory itself."""
+    """One collective under way: `handle` is the object that the program waits for, None where it waits for the memory itself."""
 
     __slots__ = ("asks", "awaiting", "future", "group", "handle", "is_told", "memory", "op")
 
@@ -39,7 +39,7 @@ class Flight:
         self.op = op
         self.handle = handle
         self.future: Any = None
-        self.asks = False  # whether somebody may wait for the handle unseen, so that it has to be asked
+        self.asks = False  # whether somebody may wait for the handle unseen: then we have to ask it
         self.group = group  # of a coalescing manager that has not sent it off
         self.memory = memory
         self.awaiting: list[tuple[Taken, torch.Tensor, str]] = []
@@ -47,7 +47,7 @@ class Flight:
 
 
 class Flights:
-    """All collectives under way. `by_storage` gives those that write to a storage; it is empty nearly always."""
+    """All collectives under way. `by_storage` has those that write to a storage; it is empty nearly always."""
 
     def __init__(self) -> None:
         self.by_storage: dict[int, list[Flight]] = {}
@@ -57,7 +57,7 @@ class Flights:
         return len(self._flights)
 
     def begin(self, op: str, tensors: Iterable[torch.Tensor], handle: Any = None, *, group: Any = None, is_told: bool = False) -> Flight:
-        """A collective that writes to these tensors has begun, and returned before it was done."""
+        """Begin to follow a collective that writes to these tensors and returned before it was done."""
         memory = [each for tensor in tensors if (each := _memory_of(tensor)) is not None]
         flight = Flight(op, handle, group, memory, is_told)
         self._flights.append(flight)
@@ -66,7 +66,7 @@ class Flights:
         return flight
 
     def over(self, tensor: torch.Tensor) -> list[Flight]:
-        """The collectives that write to the memory of this tensor right now, the last of them first."""
+        """Return the collectives that write to the memory of this tensor right now, the last of them first."""
         place = _memory_of(tensor) if self.by_storage else None
         if place is None:
             return []
@@ -75,29 +75,31 @@ class Flights:
         return [each for each in flights if any(known == storage and begin < end and first < stop for known, begin, stop, _ in each.memory)]
 
     def holds(self, flight: Flight, tensor: torch.Tensor) -> bool:
-        """Whether the collective writes to all of the memory of this tensor: whatever else there is may change before it is done."""
+        """Tell whether the collective writes to all of the memory of this tensor; any other part of it may change before the collective is
+        done.
+        """
         place = _memory_of(tensor)
         return place is not None and any(
             known == place[0] and begin <= place[1] and place[2] <= stop for known, begin, stop, _ in flight.memory
         )
 
     def handed(self, is_over: Callable[[Any], bool], handle: Any) -> None:
-        """A coalescing manager has sent off what was collected for a group."""
+        """Give the handle of a coalescing manager to the collectives that it has sent off for a group."""
         for flight in self._flights:
             if flight.group is not None and is_over(flight.group):
                 flight.group, flight.handle = None, handle
 
     def end_with(self, handle: Any) -> list[Flight]:
-        """The program has waited for this handle, or for a future made of it."""
+        """End the collectives of a handle that the program has waited for, itself or through a future made of it."""
         return self.end([flight for flight in self._flights if handle is flight.handle or handle is flight.future])
 
     def end_in(self, tensor: torch.Tensor) -> list[Flight]:
-        """The program has waited for this memory."""
+        """End the collectives that write to memory that the program has waited for."""
         known = self.by_storage.get(storage_identity(tensor), ())
         return self.end([flight for flight in known if flight.handle is None and flight.group is None])
 
     def end(self, ended: list[Flight]) -> list[Flight]:
-        """These are no longer under way; those of them that were until now."""
+        """End these collectives, and return those that were under way until now."""
         ended = [flight for flight in ended if flight in self._flights]
         for flight in ended:
             self._flights.remove(flight)
@@ -113,21 +115,21 @@ class Flights:
         return [flight for flight in self._flights if has_ended(flight)]
 
     def follow(self, handle: Any, future: Any) -> None:
-        """The program has left the waiting for a handle to a future."""
+        """Note that the program leaves the waiting for a handle to a future."""
         for flight in self._flights:
             if flight.handle is handle:
                 flight.future, flight.is_told, flight.asks = future, False, True
 
     def shown(self, handle: Any) -> None:
-        """The program was given a handle, and will wait for it where that is seen."""
+        """Note that the program was given a handle: it will wait for that where we see it."""
         for flight in self._flights:
             if flight.handle is handle:
                 flight.asks = False
 
     def give_up(self) -> set[str]:
-        """Let nothing wait any longer, and give the operations that a record tells of and nobody waited for.
+        """Let nothing wait any longer, and return the operations that a record shows and nobody waited for.
 
-        What is still under way stays known as such, and is no more read than before.
+        Collectives still under way stay known, and their memory is not read.
         """
         told = {flight.op for flight in self._flights if flight.is_told or flight.awaiting}
         for flight in self._flights:
@@ -139,7 +141,7 @@ class Flights:
 
 
 def _memory_of(tensor: torch.Tensor) -> _Memory | None:
-    """The memory of a tensor; None where it has none of its own."""
+    """Return the memory of a tensor; None if it has none of its own."""
     if tensor.layout is not torch.strided or type(tensor) not in PLAIN:
         return None
     try:

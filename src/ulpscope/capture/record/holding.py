@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records on their way to the sink, in order: each is written once everything it says is known.
+"""Hold records on their way to the sink, in order: each is written once all its facts are known.
 
-On the CPU that is at once. Where values are still to come from a device, their record waits, and everything after it; so does the end of
-the step. `settle` writes what has become complete. At most `_MOST_HELD` records wait: the next one waits for the device.
+On the CPU that is at once. Where values are still to come from a device, their record waits, and so do all later records and the end of the
+step. `settle` writes the records that have become complete. At most `_MOST_HELD` records wait: the next one waits for the device.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _modes(autocast: str | None, grad: bool, inference: bool, training: bool | N
 
 
 class Outbox:
-    """What is on its way to a sink: drafts, and what has to be done between them."""
+    """The drafts on their way to a sink, and the actions that have to happen between them."""
 
     def __init__(self, sink: Sink, rank: int, devices: Devices, lock: AbstractContextManager[Any]) -> None:
         self._sink = sink
@@ -117,14 +117,14 @@ class Outbox:
             self.settle(wait=True)
 
     def run(self, action: Callable[[], None]) -> None:
-        """Do something to the sink after everything before it."""
+        """Run an action on the sink after everything before it."""
         if self._held:
             self._held.append(action)
         else:
             action()
 
     def settle(self, *, wait: bool = False) -> None:
-        """Write what is complete; with `wait` everything."""
+        """Write the records that are complete; with `wait` all of them."""
         if not self._held:
             return
         if wait:
@@ -138,7 +138,7 @@ class Outbox:
             raise
 
     def release(self) -> None:
-        """Write what has become complete by itself."""
+        """Write the records that have become complete by themselves."""
         if self._held:
             self._write_complete()
 
@@ -168,5 +168,5 @@ class Outbox:
             sink.write_frames(frames, len(drafts))
 
     def drop(self) -> None:
-        """Forget what was not written."""
+        """Forget the records that were not written."""
         self._held.clear()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a call to its record, the common way: what every call goes through. Whatever is rarer is left to `recorder`.
+"""Turn a call into its record: the steps that every call goes through. `recorder` does the rarer ones.
 
-Nothing here is guarded: what fails is caught by the session, which owns the user's program. There are two classes with the same interface,
-`PythonObserver` and the compiled `Observer` (`_compiled.pyx`), which give the same records; `Observer` is the one that this machine has.
+Nothing here is guarded: the session, which owns the user's program, catches failures. Two classes with the same interface, `PythonObserver`
+and the compiled `Observer` (`_compiled.pyx`), give the same records; `Observer` is the one that this machine has.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ class OpenCall(msgspec.Struct, gc=False):
     inputs: list[Taken] = []
     edges: Any = None
     written: frozenset[int | str] = frozenset()
-    given: Any = None  # the arguments themselves, where memory is known that nobody wrote to
+    given: Any = None  # the arguments themselves, kept while unwritten memory is known
 
     @property
     def name(self) -> str | None:
         return f"{self.op}.{self.index}" if self.index != UNNAMED else None
 
     def let_go(self) -> None:
-        """Keep what identifies the call, and neither tensors nor graph nodes: the backward side outlives it."""
+        """Keep the identity of the call, and neither tensors nor graph nodes: the backward side outlives it."""
         self.found = self.inputs = self.versions = _NOTHING
         self.edges = self.arguments = self.given = None
 
 
 class RareCalls(Protocol):
-    """Does what few calls want, and holds what all of them share: `CallRecorder` has all of this."""
+    """The rarer steps of a record, and the state that all steps share: `CallRecorder` has all of this."""
 
     session: Callable[[], Any]
     tensors: TensorReader
@@ -106,15 +106,15 @@ class RareCalls(Protocol):
 
 
 class PythonObserver(RareCalls):
-    """What is seen of a call, taken down and written."""
+    """Takes down the facts of a call and writes its record."""
 
     def _wants(self, phase: Phase) -> bool:
         return self._wants_forward if phase == "forward" else self._wants_backward
 
     def open(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], level: Level, frame: FrameType | None = None) -> OpenCall | None:
-        """Take down what is known before a call; None where it is not recorded. `frame` is where the call stands, if that is known."""
+        """Take down the facts before a call; None if the call is not recorded. `frame` is the frame of the caller, if known."""
         opened = self._open(op, args, kwargs, level, frame)
-        if self._devices.num_pending and level != "module" and may_write(op, args, kwargs):  # of a module each call inside is announced
+        if self._devices.num_pending and level != "module" and may_write(op, args, kwargs):  # calls inside a module are announced
             self.read_all()
         return opened
 
@@ -143,7 +143,7 @@ class PythonObserver(RareCalls):
         return opened
 
     def close(self, opened: OpenCall, result: Any) -> None:
-        """Take down what a call returned."""
+        """Take down the results of a call."""
         results = tensors_in(result, "output")
         if opened.index == UNNAMED and not self._name_late(opened, results):
             return
@@ -179,7 +179,7 @@ class PythonObserver(RareCalls):
         return taken
 
     def _mutated(self, opened: OpenCall, results: list[Found]) -> list[Found]:
-        """The arguments that the call wrote to and did not return, as results of their own."""
+        """Return the arguments that the call wrote to and did not return, as results of their own."""
         mutated: list[Found] = []
         returned: set[int] | None = None
         for (slot, tensor), version in zip(opened.found, opened.versions, strict=True):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From calls to records: what a call was given, what it returned, where it stands, and what its backward side did.
+"""Turn calls into records: arguments, results, place in the program, and the backward side.
 
-Nothing here is guarded: what fails is caught by the session, which owns the user's program.
+Nothing here is guarded: the session, which owns the user's program, catches failures.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _NO_MODES: ModeRow = (None, True, False, None, False)
 class CallRecorder(Observer):
     """Names calls, reads their tensors and writes their records; one for each session.
 
-    `session` gives the session, while it lives: hooks ask it whether they are still wanted, and tell it what failed. `boundary` is the code
-    of the function that stands around every call of a module. With `is_patient`, tensors on a device are read some calls later, which takes
-    that whoever may write to one is announced (`before`); without, at once.
+    `session` returns the session while it lives: hooks ask it whether they are still wanted, and report failures to it. `boundary` is the
+    code of the function that stands around every call of a module. With `is_patient`, tensors on a device are read some calls later, which
+    requires that every call that may write to one is announced (`before`); without, at once.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class CallRecorder(Observer):
         self._local = threading.local()
         self.begun = {}
         self.num_functions = 0
-        """How many autograd.Functions of the user's are running."""
+        """The number of autograd.Functions of the user's that are running."""
         self._wants_forward = selection.wants_phase("forward")
         self._wants_backward = selection.wants_phase("backward")
         self._generators: dict[str, Any] = {}
@@ -119,7 +119,7 @@ class CallRecorder(Observer):
             self._picks_slots = bool(self._selection.slots)
 
     def begin_writing(self) -> None:
-        """Open the step in the store with the first thing there is to write."""
+        """Open the step in the store, when there is something to write for the first time."""
         if self.has_written:
             return
         with self.lock:
@@ -133,13 +133,13 @@ class CallRecorder(Observer):
             self.write_state("state.rng", "start", [], Arguments(kwargs=self._generators))
 
     def write_end(self, found: list[Found]) -> None:
-        """Write what is otherwise than at the start of the step: these buffers, and random generators."""
+        """Write what changed since the start of the step: these buffers, and the random generators."""
         generators = random_generators()
         if found or generators != self._generators:
             self.write_state("state.end", "end", found, Arguments(kwargs=generators))
 
     def end_step(self, on_end: Callable[[], None] | None = None) -> None:
-        """Close the step in the store, once everything of it is written, and then call `on_end`.
+        """Close the step in the store, once all its records are written, and then call `on_end`.
 
         It waits for no device, unless tensors are kept: those of the next step must not come into this one.
         """
@@ -166,27 +166,29 @@ class CallRecorder(Observer):
 
     @property
     def has_devices(self) -> bool:
-        """Whether tensors of an accelerator were seen."""
+        """Tell whether tensors of an accelerator were seen."""
         return self._devices.has_any
 
     @property
     def is_pending(self) -> bool:
-        """Whether a device has been given a tensor that it has not been told to read."""
+        """Tell whether a device has been given a tensor that it has not been told to read."""
         return self._devices.num_pending > 0
 
     def before(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Something is about to be called that may write to a tensor."""
+        """Let devices read their tensors before a call that may write to one."""
         if self._devices.num_pending and may_write(op, args, kwargs):
             self.read_all()
 
     def read_all(self) -> None:
-        """Let the devices read what they were given, before somebody writes to it, and write what has come meanwhile."""
+        """Let the devices read the tensors they were given, before somebody writes to them, and write the records that are complete
+        meanwhile.
+        """
         with self.lock:
             self._devices.flush()
             self._outbox.settle()
 
     def flush_backward(self) -> None:
-        """Write what has come of backward passes that did not run every node."""
+        """Write the gradients that have come in backward passes that did not run every node."""
         for backward in list(self.begun):
             backward.flush()
         self.read_all()
@@ -196,22 +198,24 @@ class CallRecorder(Observer):
         self.tensors.forget()
 
     def forget_all(self, arguments: tuple[Any, ...]) -> None:
-        """Forget the values of every tensor in there."""
+        """Forget the values of every tensor in these arguments."""
         for _, tensor in tensors_in(arguments, "input"):
             self.tensors.forget_storage(tensor)
 
     def forget_buffers(self, arguments: tuple[Any, ...]) -> None:
-        """Forget the values of the tensors in there that no gradient belongs to: a Function may write to them unseen, as batch norms do."""
+        """Forget the values of the tensors without gradients in these arguments: a Function may write to them unseen, as batch norms do."""
         for _, tensor in tensors_in(arguments, "input"):
             if not tensor.requires_grad:
                 self.tensors.forget_storage(tensor)
 
     def lend(self, arguments: tuple[Any, ...]) -> None:
-        """Memory is handed out: what nobody wrote to so far may be written to unseen."""
+        """Note that memory is handed out: its unwritten elements may be written to unseen."""
         self.tensors.lend([tensor for _, tensor in tensors_in(arguments, "input")])
 
     def close_collective(self, opened: OpenCall, written: list[torch.Tensor] | None) -> None:
-        """Collectives write into their arguments without telling autograd. Of one under way it is known to which: `written`."""
+        """Record a collective with the tensors that it writes to without telling autograd: `written` if it is under way, else all
+        arguments.
+        """
         if opened.index == UNNAMED:
             return
         found = opened.found
@@ -226,14 +230,14 @@ class CallRecorder(Observer):
         self._write(opened, "forward", opened.inputs + mutated, opened.arguments)
 
     def renew(self, arguments: tuple[Any, ...]) -> None:
-        """Take note that the tensors in there were given new memory, to which nobody has written yet."""
+        """Note that the tensors in these arguments were given new memory, which is not written yet."""
         for _, tensor in tensors_in(arguments, "input"):
             self.tensors.renew(tensor)
 
     def leave_out(self, opened: OpenCall, overwritten: list[torch.Tensor]) -> None:
-        """Take the values of tensors for none that go into a call: it writes over them without reading them.
+        """Drop the values of inputs that a call writes over without reading them.
 
-        A sink with `shows_overwritten` wants them all the same, as older tools showed them.
+        A sink with `shows_overwritten` gets them all the same, as older tools showed them.
         """
         if self._shows_overwritten:
             return
@@ -244,7 +248,7 @@ class CallRecorder(Observer):
                 taken.values = Values(note=OVERWRITTEN)
 
     def launch(self, op: str, tensors: list[torch.Tensor], handle: Any = None, *, group: Any = None, is_told: bool = False) -> Flight:
-        """A collective has returned before it was done: it writes to these tensors until somebody has waited for it."""
+        """Follow a collective that has returned before it was done: it writes to these tensors until somebody has waited for it."""
         with self.lock:
             self.tensors.lend(tensors)
             for tensor in tensors:
@@ -252,15 +256,15 @@ class CallRecorder(Observer):
             return self.tensors.flights.begin(op, tensors, handle, group=group, is_told=is_told)
 
     def land_with(self, handle: Any) -> None:
-        """The program has waited for this handle."""
+        """Read the results of a handle that the program has waited for."""
         self._land(self.tensors.flights.end_with(handle))
 
     def land_in(self, tensor: torch.Tensor) -> None:
-        """The program has waited for what a functional collective writes to this memory."""
+        """Read the results of a functional collective in memory that the program has waited for."""
         self._land(self.tensors.flights.end_in(tensor))
 
     def land_on(self, tensors: list[torch.Tensor]) -> None:
-        """A collective that writes to these tensors has returned, and is done."""
+        """Forget the old values of tensors that a finished collective has written to, and read those that waited for it."""
         for tensor in tensors:
             self._land(self.tensors.flights.end(self.tensors.flights.over(tensor)))
             self.tensors.forget_storage(tensor)
@@ -273,11 +277,11 @@ class CallRecorder(Observer):
 
     @property
     def flights(self) -> Flights:
-        """The collectives under way."""
+        """Return the collectives under way."""
         return self.tensors.flights
 
     def _communicated(self, opened: OpenCall, results: list[Found]) -> None:
-        """A functional collective was called by its operation."""
+        """Follow a functional collective that was called by its operation."""
         if ".wait_tensor" in opened.op:
             for _, tensor in opened.found:
                 self.land_in(tensor)
@@ -285,7 +289,7 @@ class CallRecorder(Observer):
             self.launch(opened.op, [tensor for _, tensor in results if asynchronous_memory(tensor) is None])
 
     def _give_up_flights(self) -> None:
-        """Wait for no collective any longer: what its memory holds when the step ends depends on chance."""
+        """Stop waiting for collectives: what their memory holds when the step ends depends on chance."""
         flights = self.tensors.flights
         if not len(flights):
             return
@@ -297,7 +301,7 @@ class CallRecorder(Observer):
     def write_state(
         self, op: str, phase: Phase, found: list[Found], arguments: Arguments | None = None, taken: list[Taken] | None = None
     ) -> None:
-        """Write what is not a call: parameters, a batch, random generators, an optimizer."""
+        """Write state that is no call: parameters, a batch, random generators, an optimizer."""
         slots = (taken or []) + self.take(found)
         stack = self._stacks.read() if phase == "optimizer" else ()
         with self.lock:
@@ -307,7 +311,7 @@ class CallRecorder(Observer):
             self._write(state, phase, slots, None if arguments is None else (arguments.args, arguments.kwargs))
 
     def enter_parent(self, name: str) -> None:
-        """Calls from here on stand inside the call of that name."""
+        """Let calls from here on stand inside the call of that name."""
         self._parents().append(name)
 
     def leave_parent(self) -> None:
@@ -325,7 +329,7 @@ class CallRecorder(Observer):
         return parents[-1] if parents else ""
 
     def _where(self, level: Level, in_backward: bool, frame: FrameType | None) -> tuple[str, tuple[Frame, ...], Phase]:
-        """Module, stack and phase of a call; an operation of the backward pass stands where its forward operation stood."""
+        """Return module, stack and phase of a call; an operation of the backward pass stands where its forward operation stood."""
         if level == "op" and in_backward:
             node = current_node()
             module, stack = self._makers.get(sequence_number(node), ("", ())) if node is not None else ("", ())
@@ -336,7 +340,7 @@ class CallRecorder(Observer):
         return module, stack, "forward"
 
     def _name_late(self, opened: OpenCall, results: list[Found]) -> bool:
-        """Name a call that was given no tensor: worth a record only if it returned one."""
+        """Name a call without tensor arguments; tell whether it is recorded, which needs a tensor among its results."""
         if not results:
             return False
         opened.index = self._index(opened.op, opened.module, opened.recompute)
@@ -346,7 +350,7 @@ class CallRecorder(Observer):
         return self._selection.wants_call(module, CallName(op, index))
 
     def _index(self, op: str, module: str, recompute: bool) -> int:
-        """A recomputed call has the name of the call that it repeats."""
+        """Return the index of a call; a recomputed call has the index of the call that it repeats."""
         key = (module, op)
         known = self._indices.get(key)
         if recompute:
@@ -365,14 +369,14 @@ class CallRecorder(Observer):
 
 
 def _is_over_unseen(flight: Flight) -> bool:
-    """Whether a collective is done for which somebody waited unseen, if at all."""
+    """Tell whether a collective is done that somebody waited for unseen, if at all."""
     if flight.group is not None:
         return not is_coalescing(flight.group)
     return flight.asks and _is_done(flight)
 
 
 def _is_done(flight: Flight) -> bool:
-    """Whether nothing can come of a collective any more, as far as that can be asked without waiting."""
+    """Tell whether a collective is over, as far as that can be asked without waiting."""
     if flight.handle is None:
         return flight.group is None and not is_work_registered()
     ask = getattr(flight.handle, "is_completed", None) or getattr(flight.handle, "done", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in the user's code a call stands: frames of torch and of ulpscope are left out, the innermost comes first."""
+"""Find the place of a call in the user's code: frames of torch and of ulpscope are left out, the innermost comes first."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _FOREIGNERS, USERS, BOUNDARY, END = range(4)
 
 
 class Running(Protocol):
-    """A module that is running: what stands above its call, remembered once somebody asked, and from where it was called.
+    """A running module: the stack above its call, remembered once somebody asked, and the place from which it was called.
 
-    `inside` is the identity of the frame of its forward, which lives as long as the call; 0 while it is not known, or is not the user's.
+    `inside` is the identity of the frame of its forward, which lives as long as the call; 0 while it is unknown, or is not the user's.
     """
 
     stack: Stack | None
@@ -39,7 +39,7 @@ class Running(Protocol):
     inside: int
 
     def runs(self, code: CodeType) -> bool:
-        """Whether this is the code of its forward."""
+        """Tell whether this is the code of its forward."""
 
 
 class Stack:
@@ -58,7 +58,7 @@ EMPTY = Stack((), ())
 class StackReader:
     """Reads stacks and hands out equal ones as the same tuple.
 
-    With `running`, what stands above a module is read once for all calls inside it: `running` gives the modules that run on this thread,
+    With `running`, the stack above a module is read once for all calls inside it: `running` returns the modules that run on this thread,
     the innermost last, and `boundary` is the code of the function that stands around the call of each.
     """
 
@@ -70,12 +70,12 @@ class StackReader:
         self._kinds: dict[int, tuple[int, CodeType]] = {}
 
     def read(self, frame: FrameType | None = None) -> tuple[Frame, ...]:
-        """The user's frames above this call, or from `frame` upwards, innermost first."""
+        """Return the user's frames above this call, or from `frame` upwards, innermost first."""
         running: Sequence[Running] = self._running() if self._running is not None else ()
         return self._read(frame or sys._getframe(1), running, len(running) - 1).frames
 
     def _read(self, frame: FrameType | None, running: Sequence[Running], innermost: int) -> Stack:
-        """The stack from `frame` upwards, module by module: in a loop, since modules may nest as deep as Python lets them."""
+        """Read the stack from `frame` upwards, module by module: in a loop, since modules may nest as deep as Python lets them."""
         parts: list[tuple[list[int], list[CodeType], Running | None, tuple[int, int] | None]] = []
         module: Running | None = None
         called_from: tuple[int, int] | None = None
@@ -86,7 +86,7 @@ class StackReader:
                 break
             module, frame = running[innermost], caller
             called_from = None if caller is None else (id(caller.f_code), caller.f_lasti)
-            if module.stack is not None and module.called_from == called_from:  # still the call of which that was remembered
+            if module.stack is not None and module.called_from == called_from:  # still the call whose stack was remembered
                 above = module.stack
                 break
             innermost -= 1
@@ -99,7 +99,9 @@ class StackReader:
     def _read_part(
         self, frame: FrameType | None, module: Running | None
     ) -> tuple[list[int], list[CodeType], Stack | None, FrameType | None]:
-        """The frames up to the call of this module, and what stands above them; where that is not known, who called the module."""
+        """Read the frames up to the call of this module, and the stack above them; if that is unknown, return the caller of the module
+        instead.
+        """
         key: list[int] = []
         codes: list[CodeType] = []
         kinds = self._kinds
@@ -125,7 +127,7 @@ class StackReader:
         return key, codes, EMPTY, None
 
     def _joined(self, key: list[int], codes: list[CodeType], above: Stack) -> Stack:
-        """The stack of these frames with another above it; the code whose identities stand in a key is kept as long as the key is."""
+        """Join these frames with the stack above them. The codes whose identities stand in a key are kept as long as the key is."""
         if not codes:
             return above
         identity = (*key, above)
@@ -157,7 +159,7 @@ def _frame(code: CodeType, position: int) -> Frame:
 
 
 def _short_path(file: str) -> str:
-    """Relative to the working folder where the file lies below it: the same on every machine, and short."""
+    """Return the path relative to the working folder if the file lies below it: the same on every machine, and short."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -172,7 +174,7 @@ def _line_of(code: CodeType, position: int) -> int:
 
 
 def is_recompute() -> bool:
-    """Whether activation checkpointing runs a forward again right now: only then does its file stand on the stack of a backward."""
+    """Tell whether activation checkpointing runs a forward again right now: only then does its file stand on the stack of a backward."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == _CHECKPOINT:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not a call and still decides what calls compute: modes, random generators, optimizers."""
+"""Read the state that decides what calls compute: modes, random generators, optimizers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ModeRow = tuple[str | None, bool, bool, bool | None, bool]
 
 
 def surrounding_modes(found: list[Found], module: torch.nn.Module | None) -> Modes:
-    """The modes under which a call runs, on the device of its first tensor."""
+    """Return the modes under which a call runs, on the device of its first tensor."""
     autocast, grad, inference, training, deterministic = mode_row(found, module)
     return Modes(autocast=autocast, grad=grad, inference=inference, training=training, deterministic=deterministic)
 
 
 def mode_row(found: list[Found], module: torch.nn.Module | None) -> ModeRow:
-    """The same as the store writes it."""
+    """Return the same as a row, as the store writes it."""
     device = _kind(device_of(found[0][1])) if found else "cpu"
     autocast = None
     if device is not None and torch.is_autocast_enabled(device):
@@ -49,14 +49,14 @@ def mode_row(found: list[Found], module: torch.nn.Module | None) -> ModeRow:
 
 @functools.lru_cache(maxsize=256)
 def _kind(device: torch.device | None) -> str | None:
-    """The kind of a device that knows autocast."""
+    """Return the kind of a device that knows autocast; None for any other."""
     return device.type if device is not None and torch.amp.is_autocast_available(device.type) else None
 
 
 def random_generators() -> dict[str, Any]:
-    """A short fingerprint of each random generator, without drawing from it."""
+    """Take a short fingerprint of each random generator, without drawing from it."""
     states: dict[str, Any] = {"python": _digest(repr(random.getstate()).encode())}
-    if inside_transform():  # there even the state of a generator has no memory
+    if inside_transform():  # inside a transform even the state of a generator has no memory
         return states
     with blind():
         states["torch"] = _digest(torch.get_rng_state().numpy().tobytes())
@@ -72,7 +72,7 @@ def random_generators() -> dict[str, Any]:
 
 
 def _other_accelerators() -> list[tuple[str, Any]]:
-    """Backends besides CUDA that are at work and tell the state of their generators."""
+    """Return the backends besides CUDA that are in use and expose the state of their generators."""
     found = []
     for name in dict.fromkeys((torch._C._get_privateuse1_backend_name(), "xpu")):
         module = getattr(torch, name, None)
@@ -86,15 +86,15 @@ def _digest(data: bytes) -> str:
 
 
 _RUNNING = ("running_mean", "running_var")
-"""Buffers that are written to without a new version."""
+"""Buffers that torch writes to without a new version."""
 _SMALL = 1 << 18
 
 
 class BufferHunt:
-    """Tells which buffers of the models of a step are otherwise at its end.
+    """Tells which buffers of the models of a step have changed at its end.
 
-    A large one is looked at only if its version is another; a small one is read again, which finds what was written in silence, unless
-    its device would tell the values only later.
+    A large buffer is looked at only if its version changed. A small one is read again, which finds silent writes, unless its device would
+    give the values only later.
     """
 
     def __init__(self, modules: ModuleStack, take: Callable[[list[Found]], Sequence[Any]]) -> None:
@@ -127,7 +127,7 @@ class BufferHunt:
         return is_written if now is None or now.waits or now.fingerprint is None else bool(now.fingerprint != before.fingerprint)
 
     def _values(self, slot: Slot, buffer: torch.Tensor) -> Any:
-        """None where the slot is not to be recorded."""
+        """Return the values of a buffer; None if its slot is not to be recorded."""
         taken = self._take([(slot, buffer)])
         return taken[0].values if taken else None
 
@@ -141,7 +141,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _moment(tensor: torch.Tensor) -> tuple[int, int]:
-    """What is another as soon as a tensor is, or was written to."""
+    """Return a pair that changes as soon as the tensor is another one, or was written to."""
     return id(tensor), -1 if tensor.is_inference() else tensor._version
 
 
@@ -158,16 +158,16 @@ class OptimizerProbe:
         return self._only is None or any(wanted is optimizer for wanted in self._only)
 
     def gradients_of(self, optimizer: Any) -> list[Found]:
-        """The gradients that the step is about to use. Asked for before everything else of a step: names are looked up here."""
+        """Return the gradients that the step is about to use. Ask for them before everything else of a step: names are looked up here."""
         return [(Slot.parse(f"gradient.{name}"), p.grad) for name, p in self.names_of(optimizer) if p.grad is not None]
 
     def names_of(self, optimizer: Any) -> list[tuple[str, Any]]:
-        """Every parameter of an optimizer with its name in the model."""
+        """Return every parameter of an optimizer with its name in the model."""
         self._names = {id(parameter): name for root in self._modules.roots() for name, parameter in self._modules.named_parameters(root)}
         return self._named(optimizer)
 
     def results_of(self, optimizer: Any) -> list[Found]:
-        """Parameters and optimizer state as the step left them."""
+        """Return parameters and optimizer state as the step left them."""
         found: list[Found] = []
         for name, parameter in self._named(optimizer):
             found.append((Slot.parse(f"mutated.{name}"), parameter))
@@ -176,7 +176,7 @@ class OptimizerProbe:
         return found
 
     def hyper_parameters(self, optimizer: Any) -> dict[str, Any]:
-        """All settings of all parameter groups; the parameters of a group by name."""
+        """Return all settings of all parameter groups; the parameters of a group by name."""
         groups = []
         for group in optimizer.param_groups:
             settings = {key: value for key, value in group.items() if key != "params"}

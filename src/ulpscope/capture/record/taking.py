@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common way to take a tensor down: it was seen before, or its device reads it later. Whatever else is left to `tensors`.
+"""Take a tensor down the common way: it was seen before, or its device reads it later. `tensor_reader` does all others.
 
-This is the hottest path of a recording. There are two classes with the same interface, `PythonTaking` and the compiled `Reader`
-(`_compiled.pyx`), which give the same results; `Taking` is the one that this machine has. Both leave to `RareTaking` what is rare.
+This is the hottest path of a recording. Two classes with the same interface, `PythonTaking` and the compiled `Reader` (`_compiled.pyx`),
+give the same results; `Taking` is the one that this machine has. Both leave the rare kinds to `RareTaking`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Taken(msgspec.Struct, gc=False):
 
 
 class RareTaking(Protocol):
-    """Takes down what the common way does not: `TensorReader` has all of this."""
+    """Takes down tensors of the rare kinds: `TensorReader` has all of this."""
 
     _seen: dict[int, Values]
     _references: list[int]
@@ -95,7 +95,7 @@ class RareTaking(Protocol):
 
 
 class PythonTaking(RareTaking):
-    """What has been seen in this step, by the identity of its storage, and the forms of all tensors so far."""
+    """The values seen in this step, by the identity of their storage, and the forms of all tensors so far."""
 
     def __init__(self) -> None:
         self._seen = {}
@@ -106,7 +106,7 @@ class PythonTaking(RareTaking):
         self._host_kernel = None
         self._in_flight = {}
         self.unwritten = {}
-        """Storages with elements that nobody wrote to (see `unwritten`); empty nearly always."""
+        """Storages with elements that were never written (see `unwritten`); empty nearly always."""
 
     def take(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> Taken:
         """Take down one tensor; its values may come later. Call it where no function mode is active."""
@@ -149,7 +149,7 @@ class PythonTaking(RareTaking):
 
 
 def unlink(chains: Iterable[Values | None]) -> None:
-    """Take chains of values apart, from the front: a long one would be freed by as deep a recursion."""
+    """Take chains of values apart, from the front: freeing a long chain would recurse as deep as it is long."""
     for values in chains:
         while values is not None:
             following, values.next = values.next, None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live tensors to what a record says of them.
+"""Describe live tensors as records do.
 
-A tensor seen again unchanged (same storage, version and view) is neither read nor stored again. Storages are told apart by a weak
-reference that keeps their address from being reused; an address alone would credit a new tensor with an old one's values.
+A tensor seen again unchanged (same storage, version and view) is neither read nor stored again. A weak reference keeps the address of a
+storage from being reused, so that the address identifies it; an address alone would credit a new tensor with an old one's values.
 
-What lies on an accelerator is read there, later: its `Values` are filled in place, and `Devices` says when (see `devices`).
+A tensor on an accelerator is read there, later: its `Values` are filled in place, and `Devices` says when.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = ["Keep", "Taken", "TensorReader", "record_of"]
 Keep: TypeAlias = Literal["fingerprint", "statistics", "tensors"]
 
 _MOST_DENSE = 2**30
-"""Bytes that a sparse tensor may unfold into to be read."""
+"""The most bytes that a sparse tensor may unfold into to be read."""
 _HOST = 0  # of a form's layouts: the others are by alignment
 
 
@@ -121,7 +121,7 @@ class TensorReader(Taking):
             free_weak_reference(reference)
 
     def sweep(self) -> None:
-        """Forget storages that are gone: nobody can see them again, and what is left of one keeps the memory around it apart."""
+        """Forget storages that are gone: nobody can see them again, and the remains of one keep the memory around it apart."""
         kept: list[int] = []
         gone: list[int] = []
         for reference in self._references:
@@ -138,12 +138,12 @@ class TensorReader(Taking):
             unlink([self._seen.pop(storage_identity(tensor), None)])
 
     def renew(self, tensor: torch.Tensor) -> None:
-        """Take a tensor's memory for new: what was read of it is forgotten, and nobody has written to it yet."""
+        """Treat a tensor's memory as new: forget its values, and count it as unwritten."""
         self.forget_storage(tensor)
         self._unwritten.add(tensor)
 
     def prepare(self, found: list[Found]) -> None:
-        """Before tensors are taken down, where memory is known that nobody wrote to: what of it is in them is not read."""
+        """Prepare tensors with unwritten elements: those elements are not read when the tensor is taken down."""
         for _, tensor in found:
             is_kept_in_mind = type(tensor) in PLAIN and not tensor.is_inference()
             missing = self._unwritten.missing(tensor) if is_kept_in_mind else None
@@ -151,7 +151,7 @@ class TensorReader(Taking):
                 self._note(tensor, partial(self._values_where_written, tensor, missing=missing))
 
     def _note(self, tensor: torch.Tensor, values_of: Callable[[Form], Values]) -> None:
-        """See to it that a tensor is taken down with these values, until somebody writes to it."""
+        """Let a tensor be taken down with these values, until somebody writes to it."""
         form = self._form(tensor)
         if form.note:  # a meta tensor has no values to be undefined
             return
@@ -170,7 +170,7 @@ class TensorReader(Taking):
         self._seen[identity] = values
 
     def _values_where_written(self, tensor: torch.Tensor, form: Form, *, missing: torch.Tensor) -> Values:
-        """Values with zero in the place of what nobody wrote to; none where that is everything."""
+        """Read values with zero in place of unwritten elements; none if all elements are unwritten."""
         with blind():
             num_missing = int(missing.sum())
             if num_missing == missing.numel():
@@ -182,7 +182,7 @@ class TensorReader(Taking):
         return values
 
     def follow(self, opened: FollowedCall, results: list[Found]) -> None:
-        """After a call, where memory is known that nobody wrote to, or the call made such: what is unwritten now."""
+        """Follow a call where unwritten memory is known, or where the call makes some: decide what is unwritten now."""
         if opened.level == "module":  # the calls inside were followed
             return
         made = [tensor for _, tensor in results]
@@ -214,11 +214,11 @@ class TensorReader(Taking):
         return values
 
     def lend(self, tensors: list[torch.Tensor]) -> None:
-        """Memory is handed to somebody who may write to it unseen: from here on it is like any other."""
+        """Treat memory as written: it was handed to code that may write to it unseen."""
         if self.unwritten:
             for tensor in tensors:
                 self._unwritten.forget(tensor)
-                self.forget_storage(tensor)  # also that nobody had written to it
+                self.forget_storage(tensor)  # including the note that it was unwritten
 
     def record(self, slot: Slot, tensor: torch.Tensor, *, is_undefined: bool = False) -> TensorRecord:
         """Describe one tensor. Call it where no function mode is active."""
@@ -226,7 +226,7 @@ class TensorReader(Taking):
 
     @staticmethod
     def _base(known: Values | None, version: int, address: int, form: Form) -> Kept | None:
-        """Kept bytes of the same storage and version of which a tensor is a view with no more elements."""
+        """Return kept bytes of the same storage and version, if the tensor is a view of them with no more elements."""
         while known is not None:
             kept = known.kept
             if (
@@ -243,7 +243,7 @@ class TensorReader(Taking):
         return None
 
     def _look(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool) -> Taken:
-        """The same for what is rare."""
+        """Take down a tensor of a rare kind."""
         is_plain = type(tensor) in PLAIN
         if not is_plain and is_lazy(tensor):
             form = self._bare_form(tensor, "a lazy parameter that has no shape yet")
@@ -270,7 +270,9 @@ class TensorReader(Taking):
         return Taken(slot, form, values, tensor.requires_grad)
 
     def _look_past_class(self, slot: Slot, tensor: torch.Tensor, is_undefined: bool) -> Taken:
-        """The same for a class of somebody's, none of whose code is run; on a device it is read at once, since writers are not known."""
+        """Take down a tensor of a foreign class without running its code; on a device it is read at once, since calls that write to it are
+        not known.
+        """
         facts = foreign_facts(tensor)
         if facts.alias is not None:
             form = self._form(facts.alias)
@@ -321,7 +323,9 @@ class TensorReader(Taking):
         return form
 
     def _order(self, form: Form) -> int:
-        """The number of those that have the same elements in the same order; what is kept has a shape, and is told apart by it."""
+        """Return the number shared by forms with the same elements in the same order; kept tensors have a shape, so each form gets its
+        own.
+        """
         if form.note or form.strides is None or self._keep == "tensors":
             return self._new_order()
         sizes, steps = merged(form.shape, form.strides, form.size)
@@ -336,7 +340,7 @@ class TensorReader(Taking):
         return Form(name, (), None, str(tensor.device), tensor.device.type == "cpu", tensor.dtype, note)
 
     def _look_inside(self, slot: Slot, tensor: torch.Tensor, form: Form) -> Taken:
-        """Take down a tensor of a class of its own: its local shard, where it has one, and what a collective gave, once that is there."""
+        """Take down a tensor of a class of its own: its local shard, if it has one, or the result of a collective, once it has arrived."""
         if is_fake(tensor):
             return Taken(slot, form, Values(note="fake tensor: it has no values"), tensor.requires_grad)
         to_local, inner, note = getattr(tensor, "to_local", None), tensor, ""
@@ -348,7 +352,7 @@ class TensorReader(Taking):
         if memory is not None:
             inner, is_there = memory
             if not is_there and not self.flights.over(inner) and is_work_registered():
-                self.flights.begin("a functional collective", [inner])  # nobody saw how it began
+                self.flights.begin("a functional collective", [inner])  # its call was not seen
         taken = self._take_in_flight(slot, inner, form, note)
         if taken is None and is_foreign(inner):
             taken = Taken(slot, form, self._look_past_class(slot, inner, False).values, False)
@@ -360,7 +364,7 @@ class TensorReader(Taking):
         return taken
 
     def _take_in_flight(self, slot: Slot, tensor: torch.Tensor, form: Form | None = None, note: str = "") -> Taken | None:
-        """Take down a tensor to whose memory a collective still writes, without its values; None where none does."""
+        """Take down a tensor whose memory a collective still writes to, without its values; None if none does."""
         flights = self.flights.over(tensor)
         if not flights or (form or self._form(tensor)).note:
             return None
@@ -378,7 +382,7 @@ class TensorReader(Taking):
         return taken
 
     def land(self, flights: list[Flight]) -> None:
-        """Read what waited for these collectives, and forget what their memory held before."""
+        """Read the tensors that waited for these collectives, and forget the old values of their memory."""
         for flight in flights:
             for *_, alias in flight.memory:
                 self.forget_storage(alias)
@@ -389,7 +393,7 @@ class TensorReader(Taking):
                 taken.values.note = note or taken.values.note
 
     def _read(self, tensor: torch.Tensor, form: Form, base: Kept | None = None, *, now: bool = False) -> Values:
-        """Values of a tensor, in the store as a view of `base` if there is one; with `now` not later, by its device."""
+        """Read the values of a tensor, in the store as a view of `base` if there is one; with `now` at once, not later by its device."""
         if not form.is_on_host and self._devices is not None and not now:
             values = self._devices.take(tensor, form, base)
             if values is not None:
@@ -417,7 +421,7 @@ class TensorReader(Taking):
         return values
 
     def _read_sparse(self, tensor: torch.Tensor, form: Form) -> Values:
-        """Values of the dense tensor that a sparse one stands for, where that is small enough."""
+        """Read the values of the dense tensor that a sparse one stands for, if that is small enough."""
         if form.dtype not in DTYPES or (tensor.is_cuda and is_stream_capturing()):
             return Values(note=form.note)
         num_bytes = prod(form.shape) * tensor.dtype.itemsize
@@ -433,7 +437,7 @@ class TensorReader(Taking):
 
     @staticmethod
     def _read_in_place(tensor: torch.Tensor, form: Form) -> Values | None:
-        """Values of a tensor that is not in one piece, as it lies; None where it has to be copied first."""
+        """Read the values of a tensor that is not in one piece, as it lies; None where it has to be copied first."""
         if type(tensor) not in PLAIN or form.strides is None or tensor.is_conj() or tensor.is_neg():
             return None
         if _HOST not in form.layouts:
@@ -446,7 +450,7 @@ class TensorReader(Taking):
         return Values(summary=summary, fingerprint=fingerprint)
 
     def _store_bytes(self, tensor: torch.Tensor, form: Form, values: Values, base: Kept | None, address: int, size_bytes: int) -> None:
-        """Store a tensor whose values, in order, are found at `address`; or its memory, of which it is a view."""
+        """Store a tensor whose values, in order, lie at `address`; or the memory that it is a view of."""
         own = _address(tensor) if self._keeps_views and type(tensor) in PLAIN else 0
         if base is not None:
             values.kept = base
@@ -462,7 +466,9 @@ class TensorReader(Taking):
 
 
 def _has_landed(flight: Flight, tensor: torch.Tensor) -> bool:
-    """Whether a collective is done for which somebody may have waited unseen, as far as that can be asked without disturbing a device."""
+    """Tell whether a collective is done that somebody may have waited for unseen, as far as that can be asked without disturbing a
+    device.
+    """
     if flight.group is not None:
         return not is_coalescing(flight.group)
     if not flight.asks or not tensor.is_cpu:
@@ -472,7 +478,7 @@ def _has_landed(flight: Flight, tensor: torch.Tensor) -> bool:
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, contiguous in the memory of the CPU; the tensor itself where it is that already."""
+    """Return the same values, contiguous in the memory of the CPU; the tensor itself if it is that already."""
     if type(tensor) in PLAIN and tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     with blind():
@@ -480,7 +486,7 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where the values lie; 0 where they lie nowhere."""
+    """Return the address of the values; 0 if they have none."""
     try:
         return tensor.data_ptr()
     except RuntimeError:

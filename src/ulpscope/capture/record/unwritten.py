@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that nobody wrote to: which elements of which storages, from the call that made one until it is whole or gone.
+"""Follow memory that was never written: which elements of which storages, from the call that made one until it is whole or gone.
 
-What is fresh from `torch.empty` has a mask, one bool for each element, made when a part of it is written to: a view of the storage is
-the same view of the mask. Calls that write are followed by name, and what only moves elements is done to the mask too. A result that
-takes such elements in and of which nothing says where they end up is told as one that may carry them, and judged by what it leads to.
+Memory fresh from `torch.empty` has a mask, one bool for each element, made when a part of it is written: a view of the storage is the same
+view of the mask. Calls that write are followed by name, and a call that only moves elements is run on the mask too. A result that takes in
+unwritten elements, at places that no rule gives, is marked as one that may carry them, and judged by what it leads to.
 
-Only storages that were born unwritten are in here. Nothing reads their elements, and nothing here waits for a device, but for an index that
+Only storages that were born unwritten are here. Nothing reads their elements, and nothing here waits for a device, except for an index that
 lies on one.
 """
 
@@ -26,11 +26,11 @@ from ulpscope.model.operations.unwritten import is_overwritten, plain_name
 __all__ = ["FollowedCall", "Memory", "Unwritten"]
 
 _MOST_ELEMENTS = 1 << 28
-"""Of a larger storage no mask is made: it counts as unwritten until it is written to as a whole."""
+"""No mask is made of a larger storage: it counts as unwritten until it is written as a whole."""
 _MOST_STORAGES = 10_000
 _BACKEND = torch._C._get_privateuse1_backend_name
 
-# The places of the values of operations that only move elements; whatever else they are given says where to.
+# For operations that only move elements, the places of their values; the other arguments say where to.
 _MOVING = {
     **dict.fromkeys(
         """
@@ -58,7 +58,7 @@ _REDUCING = frozenset(("scatter_reduce", "index_reduce"))
 
 
 class FollowedCall(Protocol):
-    """What is asked of a call that was recorded: `OpenCall`."""
+    """The facts asked of a recorded call: `OpenCall` has them."""
 
     op: str
     level: Any
@@ -70,7 +70,7 @@ class FollowedCall(Protocol):
 
 
 class Memory:
-    """One storage that was born unwritten. `mask` says of each element of `size` bytes whether it is still; None where all are."""
+    """One storage that was born unwritten. `mask` says of each element of `size` bytes whether it still is; None if all are."""
 
     def __init__(self, tensor: torch.Tensor, num_bytes: int) -> None:
         self.reference = weak_reference(tensor)
@@ -80,7 +80,7 @@ class Memory:
         self.version = _version(tensor)
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of the mask that a tensor lies over, in its shape; a byte or more for each element, on the host."""
+        """Return the part of the mask that a tensor lies over, in its shape; a byte or more for each element, on the host."""
         if self.mask is None:
             self.mask = torch.ones(self.num_elements, dtype=torch.bool, device="cpu")
         size = tensor.element_size()
@@ -94,12 +94,12 @@ class Memory:
         return self.mask.as_strided(shape, strides, offset)
 
     def missing(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Which elements of a tensor were never written to."""
+        """Mark the elements of a tensor that were never written."""
         view = self.view(tensor)
         return view.any(-1) if view.dim() > tensor.dim() else view
 
     def settle(self, tensor: torch.Tensor, missing: torch.Tensor | bool) -> None:
-        """Say of each element of a tensor whether it is still unwritten."""
+        """Set, for each element of a tensor, whether it is still unwritten."""
         view = self.view(tensor)
         if isinstance(missing, torch.Tensor) and view.dim() > tensor.dim():
             missing = missing.unsqueeze(-1)
@@ -115,12 +115,12 @@ class Memory:
         return self.mask is not None and not bool(self.mask.any())
 
     def covers(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is all of the storage, each element once."""
+        """Tell whether a tensor is all of the storage, each element once."""
         return tensor.numel() * tensor.element_size() >= self.num_elements * self.size and tensor.is_contiguous()
 
 
 class Unwritten:
-    """The storages that hold elements that nobody wrote to, by identity (`memories`, which is empty nearly always)."""
+    """The storages with unwritten elements, by identity (`memories`, which is empty nearly always)."""
 
     def __init__(self) -> None:
         self.memories: dict[int, Memory] = {}
@@ -130,7 +130,7 @@ class Unwritten:
             self._forget(identity)
 
     def missing(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Which elements of a tensor were never written to; None where all were, or nobody knows."""
+        """Mark the elements of a tensor that were never written; None if all were, or if that is unknown."""
         memory = self._memory_of(tensor)
         if memory is None:
             return None
@@ -141,7 +141,7 @@ class Unwritten:
             return missing if bool(missing.any()) else None
 
     def add(self, tensor: torch.Tensor, missing: torch.Tensor | None = None) -> None:
-        """Begin with a tensor whose memory is new: all of it unwritten, or what a mask says."""
+        """Begin to follow a tensor whose memory is new: all of it unwritten, or the part that a mask marks."""
         if not _has_memory(tensor) or tensor.device.type == "meta":
             return
         num_bytes = tensor.untyped_storage().nbytes()
@@ -158,7 +158,7 @@ class Unwritten:
             memory.settle(tensor, missing)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Take a tensor for written: its memory was handed to somebody who may write unseen."""
+        """Treat a tensor as written: its memory was handed to code that may write unseen."""
         if _has_memory(tensor):
             self._forget(storage_identity(tensor))
 
@@ -193,22 +193,22 @@ class Unwritten:
         *,
         is_below_autograd: bool = False,
     ) -> list[torch.Tensor]:
-        """Follow a call that was made; `written` are the arguments that it wrote to. What it made that may carry such elements is told.
+        """Follow a call that returned; `written` are the arguments that it wrote to. Return its results that may carry unwritten elements.
 
-        Below autograd the version of what was written to rises only afterwards.
+        Below autograd the version of a written tensor rises only afterwards.
         """
         self.see(written, is_below_autograd=is_below_autograd)
         with blind():
             return list(_Followed(self, op, given, found, written, results))
 
     def see(self, written: Iterable[torch.Tensor], *, is_below_autograd: bool = False) -> None:
-        """Know the version that tensors have now for one that recorded calls gave them; below autograd it rises only afterwards."""
+        """Remember the versions that recorded calls gave to these tensors; below autograd a version rises only afterwards."""
         for tensor in written:
             if _has_memory(tensor) and (memory := self.memories.get(storage_identity(tensor))) is not None:
                 memory.version = max(memory.version, _version(tensor) + is_below_autograd)
 
     def grow(self, tensor: torch.Tensor, num_bytes: int) -> None:
-        """Take what lies beyond the first bytes of a tensor that was resized for unwritten."""
+        """Mark what lies beyond the first bytes of a resized tensor as unwritten."""
         with blind():
             known = self._memory_of(tensor)
             size = tensor.element_size()
@@ -228,7 +228,7 @@ class Unwritten:
 
 
 class _Followed:
-    """One call and what it does to the masks of what it is given; iterating over it yields what may carry unwritten elements."""
+    """One call and its effect on the masks of its arguments; iterate over it for the tensors that may carry unwritten elements."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class _Followed:
         self._results = results
         scale = Arguments(kwargs={"beta": self._kwargs["beta"]} if "beta" in self._kwargs else None)
         unread = {id(tensor) for slot, tensor in found if is_overwritten(op, slot.path, scale)}
-        if _is_foreign(op):  # what others wrote fills what they write to
+        if _is_foreign(op):  # functions of other libraries are assumed to fill what they write to
             unread |= {id(target) for target in self._targets}
         masks = {id(tensor): unwritten.missing(tensor) for _, tensor in found}
         self._masks = {key: mask.clone() for key, mask in masks.items() if mask is not None}
@@ -266,7 +266,7 @@ class _Followed:
         return self._unwritten.memories.get(storage_identity(tensor)) if _has_memory(tensor) else None
 
     def _write(self, target: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What was written to, where something in its storage was not."""
+        """Update the mask of a target in a storage with unwritten elements."""
         memory = self._memory(target)
         assert memory is not None
         if not self._read and memory.covers(target):
@@ -282,7 +282,7 @@ class _Followed:
             self._unwritten._forget(storage_identity(target))
 
     def _missing_in(self, target: torch.Tensor) -> torch.Tensor | bool | None:
-        """Which elements of a target are unwritten now: none, some, or None where nothing says which."""
+        """Decide which elements of a target are unwritten now: none, some, or None if no rule tells which."""
         moved = self._moved(target)
         if moved is not None:
             return moved
@@ -293,7 +293,7 @@ class _Followed:
         return self._read.get(id(target)) if self._name in _ADDING_UP and len(self._read) == 1 else None
 
     def _make(self, result: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What has memory of its own and is made of elements that were not all written to."""
+        """Follow a result with memory of its own that is made of elements not all of which were written."""
         if not result.numel():
             return
         missing = self._moved(result)
@@ -305,7 +305,7 @@ class _Followed:
             self._unwritten.add(result, missing)
 
     def _moved(self, made: torch.Tensor) -> torch.Tensor | None:
-        """The mask of what was made by moving elements: the call once more, on masks; None where the call does something else."""
+        """Return the mask of a result of moving elements: run the call once more, on masks; None if the call does something else."""
         name = self._name
         if name.rstrip("_") in _REDUCING:
             return self._reduced(made)
@@ -332,7 +332,7 @@ class _Followed:
             return None
 
     def _reduced(self, made: torch.Tensor) -> torch.Tensor | None:
-        """The mask of what was reduced into a target: unwritten where anything is that the reduction takes in."""
+        """Return the mask of a reduction into a target: unwritten where any element that it takes in is."""
         given = {**dict(zip(("self", "dim", "index", "src", "reduce"), self._args, strict=False)), **self._kwargs}
         target, source = given.get("self", given.get("input")), given.get("src", given.get("source"))
         if not (isinstance(target, torch.Tensor) and isinstance(source, torch.Tensor)) or target.shape != made.shape:
@@ -350,7 +350,7 @@ class _Followed:
         return self._name in ("index_put_", "index_put", "_index_put_impl_", "put_", "put") and len(self._args) > 3 and bool(self._args[3])
 
     def _masked(self, value: Any) -> Any:
-        """The mask in the place of a value."""
+        """Return the mask in place of a value."""
         if isinstance(value, torch.Tensor):
             mask = self._masks.get(id(value))
             return torch.zeros(value.shape, dtype=torch.bool, device="cpu") if mask is None else mask
@@ -359,7 +359,7 @@ class _Followed:
         return False if isinstance(value, (int, float, complex)) else value
 
     def _pointing(self, value: Any) -> Any:
-        """An index as it is, on the host."""
+        """Return an index unchanged, on the host."""
         if isinstance(value, torch.Tensor):
             if id(value) in self._read or _is_being_captured(value):
                 raise ValueError("nobody knows where this points")
@@ -370,9 +370,10 @@ class _Followed:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a view of memory: a plain one, or one of the class that a backend written in Python gives all of its tensors.
+    """Tell whether a tensor is a view of memory: a plain one, or one of the class that a backend written in Python gives all of its
+    tensors.
 
-    What a transform or a tracer wraps has none that could be told from others.
+    A tensor that a transform or a tracer wraps has no memory that could be told from others.
     """
     if type(tensor) not in PLAIN and (is_foreign(tensor) or tensor.device.type != _BACKEND() or hasattr(tensor, "to_local")):
         return False
@@ -380,7 +381,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _joined(masks: Iterable[torch.Tensor], shape: torch.Size) -> torch.Tensor | None:
-    """Element by element, whether any of them is unwritten; None where they are not of that shape."""
+    """Join masks element by element: unwritten if any is; None if they do not have that shape."""
     try:
         joined = torch.zeros(shape, dtype=torch.bool, device="cpu")
         for mask in masks:
@@ -395,7 +396,7 @@ def _once(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _is_foreign(op: str) -> bool:
-    """Whether an operation is none of torch's own."""
+    """Tell whether an operation is none of torch's own."""
     return op.partition(".")[0] not in ("torch", "Tensor", "functional", "aten") and not op.startswith("ops.aten.")
 
 
@@ -409,7 +410,7 @@ def _is_being_captured(tensor: torch.Tensor) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_pointwise(name: str) -> bool:
-    """Whether each element of the result is made of the elements at its place, as torch says of its operations."""
+    """Tell whether each element of the result is made of the elements at its place, by torch's own tag."""
     bare = name.strip("_")
     for candidate in (name, name.rstrip("_"), bare, bare[1:], {"truediv": "div", "rtruediv": "div", "itruediv": "div"}.get(bare, bare)):
         packet = getattr(torch.ops.aten, candidate, None) if candidate and not candidate.startswith("__") else None
@@ -420,7 +421,7 @@ def _is_pointwise(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _function(op: str) -> Callable[..., Any] | None:
-    """The function of torch that has this name in a record."""
+    """Return the function of torch that has this name in a record."""
     namespace, _, name = op.rpartition(".")
     if namespace.startswith("aten"):
         overload: Any = torch.ops.aten

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nouns of a check: checked calls, and what the older tools write of them."""
+"""Define the nouns of a check: checked calls, and the rows that the older tools write about them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the older tools write of a check: a row for each result, a row for each API, and the tensors of one that failed."""
+"""Define what the older tools write of a check: a row for each result, a row for each API, and the tensors of each failed call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["CheckDetail", "CheckOutcome", "SavedFailure"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckDetail:
-    """One result of one API. `key` is its name in the recording, `name` that of the row.
+    """One result of one API, as a row. `key` is the name of the call in the recording, `name` the name of the row.
 
-    `metrics` holds what is defined of `STANDARD_METRICS`; `golden_dtype` is what the result was computed in that they compare with.
-    A call that was skipped has a row without a result.
+    `metrics` holds those of `STANDARD_METRICS` that have a value; `golden_dtype` is the dtype of the exact result that the tools compare
+    with. A skipped call has one row, without a result.
     """
 
     key: str
@@ -34,7 +34,7 @@ class CheckDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOutcome:
-    """One API, both phases. None means that there is no such phase."""
+    """The statuses of one API, one for each phase; None where the call has no such phase."""
 
     key: str
     forward: CheckStatus | None = None
@@ -44,7 +44,7 @@ class CheckOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedFailure:
-    """The tensors of a failed call by name: `input.0`, `gradient.0`, `device.output.0`, `exact.output.0`, `recorded.output.0`."""
+    """The tensors of a failed call, by name: `input.0`, `gradient.0`, `device.output.0`, `exact.output.0`, `recorded.output.0`."""
 
     key: str
     phase: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run whose calls were run again, each on its own: what the device makes of them now, what was recorded, and which of it is wrong."""
+"""Define a checked run: its calls executed again one by one, the device's result now, the recorded result, and which of them is wrong."""
 
 from __future__ import annotations
 
@@ -32,20 +32,23 @@ __all__ = [
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "warning", "skipped"]
 CheckVerdict: TypeAlias = Literal["sound", "wrong", "unknown"]
-"""Nothing that was checked fails; something does; nothing was checked, or nothing inside the modules."""
+"""sound: no checked call fails; wrong: at least one fails; unknown: no call was checked, or none inside the modules."""
 CheckData: TypeAlias = Literal["recorded", "generated", ""]
-"""What a call was run on: the recorded values, or values made from their statistics."""
+"""The values that a call was run on: the recorded ones, or values drawn to fit their statistics."""
 CheckRole: TypeAlias = Literal["device", "recorded"]
-"""Whose result is judged: what the device gives now, or what was recorded."""
+"""The result that is judged: the one that the device gives now, or the recorded one."""
 Overflow: TypeAlias = Literal["normal", "abnormal", "not reproduced"]
-"""Clean inputs, a result that is not finite: the reference overflows too, it does not, or the device does not do it again."""
+"""A call with finite inputs gave inf or NaN. normal: the reference overflows too; abnormal: the reference stays finite; not reproduced: the
+device stays finite when it runs the call again.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSlot:
-    """How far a result of a call that draws random numbers is from its distribution, and what is.
+    """How far the result of a call that draws random numbers is from its distribution; `reason` names the property that is off.
 
-    `distance` is in standard errors of a normal distribution that is as seldom so far off; infinite for what no honest draw gives.
+    `distance` is in standard errors: a normally distributed value is as seldom that far off. It is infinite for a result that no honest
+    draw gives.
     """
 
     distance: float
@@ -57,10 +60,10 @@ class DrawnSlot:
 class CheckedSlot:
     """One result of one call.
 
-    `device` and `recorded` are what replay says about the device's result now and about the recorded one; `second_opinion` is what it says
-    about the CPU's own float64 result against one that shares no kernel with it, where that was asked for and possible. `multiple` is
-    the error over what is allowed: above 1 the slot failed. `metrics` are further figures of a rule set, by name, and `golden_dtype`
-    is what the result was computed in that they compare with.
+    `device` says how far the device's result now is from the exact one, `recorded` the recorded result, both by replay. `second_opinion` is
+    the same for the CPU's own float64 result, against one that shares no kernel with it, where that was asked for and possible. `multiple`
+    is the error over what is allowed: above 1 the slot failed. `metrics` are further figures of a rule set, by name, and `golden_dtype` is
+    the dtype of the exact result that they compare with.
     """
 
     slot: Slot
@@ -85,8 +88,8 @@ class CheckedSlot:
 class CheckedCall:
     """One phase of one call, checked. `reason` is one clause: why it failed, or why it was skipped.
 
-    `is_reproduced` says whether the device errs as what was recorded does; None where one of the two is not known.
-    `is_opaque` marks a module whose inside was not recorded; it stands for `stands_for` calls, the fewest that it can have made.
+    `is_reproduced` says whether the device errs now as the recorded result does; None where one of the two errors is unknown. `is_opaque`
+    marks a module whose inside was not recorded. It stands for `stands_for` calls, the fewest that it can have made.
     """
 
     rank: int
@@ -114,7 +117,7 @@ class CheckedCall:
 
     @classmethod
     def of(cls, record: CallRecord, device: str) -> CheckedCall:
-        """A call of which nothing is known yet but its name."""
+        """Name a call that was not checked yet."""
         return cls(
             rank=record.rank,
             step=record.step,
@@ -130,7 +133,7 @@ class CheckedCall:
 
     @property
     def name(self) -> str:
-        """What `select` globs see: `module/call`."""
+        """Return the text that `select` globs match: `module/call`."""
         return f"{self.module}/{self.call}"
 
     @property
@@ -162,9 +165,9 @@ class FamilyPrecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The whole result. It holds no formatting; each renderer is a function of it.
+    """The whole result of a check. It holds no formatting; each renderer is a function of it.
 
-    `is_all_opaque` says that no layer lies outside of an opaque module: what was checked lies around the model.
+    `is_all_opaque` says that every layer lies inside an opaque module: only calls around the model were checked.
     """
 
     info: RunInfo
@@ -187,7 +190,9 @@ class Check:
 
     @property
     def num_calls(self) -> int:
-        """How many calls ran, each phase counted: one for each record, and for an opaque module the fewest that it can have made."""
+        """Count the calls that ran, each phase by itself: one for each record, and for an opaque module the fewest calls that it can have
+        made.
+        """
         return sum(call.stands_for for call in self.calls)
 
     @property
@@ -196,12 +201,14 @@ class Check:
 
     @property
     def coverage(self) -> float:
-        """The share of what ran that was checked. It is an upper bound where a module is opaque, since that may have made more calls."""
+        """Return the checked share of the calls that ran. It is an upper bound where a module is opaque: such a module may have made more
+        calls.
+        """
         return self.num_checked / self.num_calls if self.calls else 0.0
 
     @property
     def opaque(self) -> tuple[str, ...]:
-        """The modules whose inside was not recorded, by name, each once."""
+        """Name the modules whose inside was not recorded, each once."""
         found = ((call.module, call.call.short) for call in self.calls if call.is_opaque)
         return tuple(dict.fromkeys(f"{module} ({kind})" if module and module != kind else kind for module, kind in found))
 
@@ -215,18 +222,21 @@ class Check:
 
     @property
     def failures(self) -> tuple[CheckedCall, ...]:
-        """The failed calls, worst first."""
+        """Return the failed calls, worst first."""
         failed = [call for call in self.calls if call.status == "failed"]
         return tuple(sorted(failed, key=lambda call: (-(inf if call.multiple is None else call.multiple), call.key)))
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Why calls were skipped, the most frequent first."""
+        """Count the reasons for skipped calls, the most frequent first."""
         return dict(Counter(call.reason for call in self.calls if call.status == "skipped").most_common())
 
 
 def num_checked(calls: Sequence[CheckedCall], rules: str = "derived") -> int:
-    """How many calls have a verdict. What could not be settled has none; to published rules and to overflows a warning is a verdict."""
+    """Count the calls that have a verdict.
+
+    A warning says that a call could not be settled, which is no verdict; it is one under published rules, and for an overflow.
+    """
     return sum(
         call.status in ("passed", "failed") or (call.status == "warning" and (rules != "derived" or call.overflow is not None))
         for call in calls

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the published standards measure and say: one result of a call against a more precise one, and two devices against each other."""
+"""Define what the published standards measure and say: a result of a call against a more precise one, and two devices against each
+other.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ Standard: TypeAlias = Literal["checker", "benchmark", "ulp", "binary", "absolute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandardLimits:
-    """At which values the standards look at a dtype in another way.
+    """The limits of the standards for one dtype.
 
-    An element is small where the exact result is at most `small_value`. Small ones are wrong by an error above `small_error` (standard
-    `benchmark`) or `small_atol` (`absolute`), the others by a relative error above `rtol` (`absolute`). `ulp` is the number of units in
-    the last place beyond which an element counts.
+    An element is small where the exact result is at most `small_value`. A small element is wrong if its error exceeds `small_error`
+    (standard `benchmark`) or `small_atol` (`absolute`), any other if its relative error exceeds `rtol` (`absolute`). `ulp` is the number of
+    units in the last place beyond which an element counts.
     """
 
     small_value: float
@@ -43,7 +45,7 @@ class StandardLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandardMeasurement:
-    """One result against a more precise one. Shares are between 0 and 1; what the dtype has no limits for is undefined.
+    """One result against a more precise one. Shares are between 0 and 1. A metric is undefined where the dtype has no limits for it.
 
     `rms_error`, `max_rel` and `mean_rel` are over the elements that are finite and not small. `mismatch` is the share of elements that
     differ from the exact result rounded to the dtype. `balance` is by how much more elements are too large than too small, or the reverse.
@@ -70,12 +72,12 @@ class StandardMeasurement:
 
 
 STANDARD_METRICS: tuple[str, ...] = tuple(entry.name for entry in fields(StandardMeasurement) if entry.name != "numel")
-"""The names of the metrics, which are also the names of their columns."""
+"""The names of the metrics; tables name their columns by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandardVerdict:
-    """What a standard says, and why in one clause. `multiple` is the worst figure over what is allowed; above 1 it did not pass."""
+    """The status that a standard gives, and why in one clause. `multiple` is the worst figure over its limit; above 1 it did not pass."""
 
     standard: Standard
     status: CheckStatus
@@ -87,10 +89,10 @@ class StandardVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRow:
-    """One result of one call on one device, as the table of a check holds it. `call` is the name that both tables agree on.
+    """One result of one call on one device, as a row in the table of a check. `call` is the name that both tables agree on.
 
-    `error` is the rms error over the rms of the exact result, where the table was made by the rules `derived`; `name` is how another
-    tool's table names the row.
+    `error` is the rms error over the rms of the exact result, if the rules `derived` made the table. `name` is the name of the row in
+    another tool's table.
     """
 
     call: str
@@ -129,7 +131,7 @@ class DevicePair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceComparison:
-    """Two devices' checks against each other. It holds no formatting; each renderer is a function of it."""
+    """The checks of two devices against each other. It holds no formatting; each renderer is a function of it."""
 
     subject_path: str
     reference_path: str
@@ -143,7 +145,7 @@ class DeviceComparison:
 
     @property
     def calls(self) -> dict[tuple[str, str], CheckStatus]:
-        """The status of each call and phase: its worst result's."""
+        """Return the status of each call and phase: that of its worst result."""
         ranking: tuple[CheckStatus, ...] = ("skipped", "passed", "warning", "failed")
         found: dict[tuple[str, str], CheckStatus] = {}
         for pair in self.pairs:
@@ -153,6 +155,6 @@ class DeviceComparison:
 
     @property
     def worst(self) -> tuple[DevicePair, ...]:
-        """What did not pass: failures first, the largest multiple first."""
+        """Return the pairs that did not pass: failures first, the largest multiple first."""
         found = [pair for pair in self.pairs if pair.verdict.status in ("failed", "warning")]
         return tuple(sorted(found, key=lambda pair: (pair.verdict.status != "failed", -(pair.verdict.multiple or 0.0))))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name the nouns of a comparison: pairs, what was measured and replayed of them, what it means, and the answer."""
+"""Define the nouns of a comparison: pairs, measurements, replays, verdicts and the answer."""

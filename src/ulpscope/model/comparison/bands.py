@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far two runs of the same program on the same machine come apart: what a repeat of the reference teaches."""
+"""Tell how far two runs of the same program on the same machine come apart, as measured between a reference and its repeat."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ class BandKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bands:
-    """Distances between a reference and its repeat, by call and slot of the reference; what is not in here agreed bitwise.
+    """Distances between a reference and its repeat, by call and slot of the reference. A slot that is missing here agreed bitwise.
 
-    A slot may be `factor` times as far apart as the repeat is: the largest of n normal errors is sqrt(2 ln 2n) standard
-    deviations, and the one repeat may have shown as little as an eighth of one. `nondeterministic` are the calls that gave other bits on
-    bitwise equal inputs.
+    A slot may be `factor` times as far apart as the repeat is: the largest of n normal errors is sqrt(2 ln 2n) standard deviations, and the
+    one repeat may have shown as little as an eighth of one. `nondeterministic` are the calls that gave other bits on bitwise equal inputs.
     """
 
     slots: dict[tuple[BandKey, Slot], float] = field(default_factory=dict)
@@ -53,14 +52,14 @@ class Bands:
         return _SMALLEST_SHARE * sqrt(2 * log(2 * max(self.num_slots, 1)))
 
     def band(self, pair: Pair, slot: SlotPair) -> float:
-        """The distance in the repeat of a slot, or of what enters its call where that is farther; 0 where all of that agreed."""
+        """Return the distance of a slot in the repeat, or of its call's inputs if that is larger; 0 if all of them agreed."""
         if pair.reference is None or slot.reference is None:
             return 0.0
         key = BandKey.of(pair.reference)
         return max(self.slots.get((key, slot.reference.slot), 0.0), self.calls.get(key, 0.0))
 
     def allows(self, pair: Pair, slot: SlotPair, measurement: Measurement) -> bool:
-        """Whether a slot is no farther apart than a repeat of the reference makes it."""
+        """Tell whether a slot is no farther apart than a repeat of the reference makes it."""
         band = self.band(pair, slot)
         if band == 0.0 or isinstance(measurement, NotMeasured):
             return False

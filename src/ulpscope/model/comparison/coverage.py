@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of what two runs recorded was compared, and what was not."""
+"""Count the parts of two recorded runs that were compared, and those that were not."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST_PLACES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """So many parts of one kind that were recorded, and neither compared nor shown harmless, for one reason.
+    """Recorded parts of one kind, `many` of them, that were neither compared nor shown harmless, all for one reason.
 
-    `why` is a clause that follows "not compared:"; `places` are the first of them.
+    `why` is a clause that follows "not compared:"; `places` are the first few parts.
     """
 
     kind: PartKind
@@ -32,11 +32,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What was compared of everything that either side recorded.
+    """The share of the recorded parts that was compared.
 
-    `totals` says how many parts of a kind there are on either side; calls and slots are counted in steps that both sides have.
-    `num_opaque` of the calls that were compared are regions into which no recording looks (compiled ones): their inputs
-    and outputs were compared, and nothing inside. `is_partial`: whoever asked is content with an answer about what could be compared.
+    `totals` counts the parts of a kind that either side has; calls and slots are counted in steps that both sides have. `num_opaque` of the
+    compared calls are regions that no recording looks into (compiled ones): their inputs and outputs were compared, and nothing inside.
+    With `is_partial` the user asked for an answer about the comparable parts alone.
     """
 
     gaps: tuple[Gap, ...] = ()
@@ -46,21 +46,21 @@ class Coverage:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything that was recorded was compared or shown harmless."""
+        """Tell whether every recorded part was compared or shown harmless."""
         return not self.gaps
 
     @property
     def leaves_doubt(self) -> bool:
-        """Whether what was not compared forbids to say that nothing diverges."""
+        """Tell whether parts that were not compared forbid the answer that nothing diverges."""
         return not (self.is_whole or self.is_partial)
 
     def missing(self, kind: PartKind) -> int:
-        """How many parts of a kind were not compared."""
+        """Count the parts of a kind that were not compared."""
         return sum(gap.many for gap in self.gaps if gap.kind == kind)
 
 
 def joined_gaps(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
-    """One gap for each kind and reason, the largest parts first."""
+    """Merge gaps of the same kind and reason, the largest parts first."""
     joined: dict[tuple[PartKind, str], Gap] = {}
     for gap in gaps:
         known = joined.get((gap.kind, gap.why))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer: findings in order of cause, and the comparison they stand in."""
+"""Define the answer: findings in order of cause, and the comparison that holds them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Finding:
 
 
 class CondensedSteps(Protocol):
-    """Steps of a long comparison that no finding speaks about: counted, and told as rows only."""
+    """Steps of a long comparison without a finding, kept as counts and table rows only."""
 
     levels: Counter[str]
     """Calls that both sides have, by verdict."""
@@ -80,15 +80,15 @@ class CondensedSteps(Protocol):
     def steps(self) -> tuple[int, ...]: ...
 
     def rows(self, step: int) -> Iterator[tuple[Any, ...]]:
-        """What `report.rows` made of the step's calls."""
+        """Return the rows that `report.rows` made of the step's calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """The whole result. It holds no formatting; each renderer is a function of it.
 
-    `calls` are all calls or, of a long comparison, those of the steps that are not `condensed`. `coverage` says how much of what was
-    recorded is in them.
+    `calls` are all calls; in a long comparison, the calls of the steps that are not `condensed`. `coverage` says which share of the
+    recorded calls they are.
     """
 
     subject: RunInfo
@@ -105,7 +105,7 @@ class Comparison:
 
     @property
     def verdict(self) -> ComparisonVerdict:
-        """`unknown`: no fault, but not everything that was recorded was compared, or bits differ and nothing tells by how much."""
+        """Return the verdict. `unknown`: no fault, but a recorded part was not compared, or bits differ by an unknown distance."""
         if any(finding.level == "fault" for finding in self.findings):
             return "diverges"
         if self.coverage.leaves_doubt or self.is_in_doubt:
@@ -116,7 +116,7 @@ class Comparison:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether bits are known to differ somewhere, and nothing tells by how much."""
+        """Tell whether bits differ somewhere by an unknown distance."""
         condensed = self.condensed
         return bool(condensed and condensed.is_in_doubt) or any(slot.differs_by_unknown for call in self.calls for slot in call.slots)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far two tensors are apart. What is undefined is a type with a reason, never a number or a text in a number's place."""
+"""Define how far two tensors are apart. An undefined metric is a type with a reason, never a number or a text in a number's place."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Metric: TypeAlias = float | Undefined
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMeasurement:
-    """From the values themselves, in one pass, summed in float64 over the positions where both sides are finite.
+    """A measurement of the values themselves: one pass, summed in float64 over the positions where both sides are finite.
 
-    `distance` is max(rms_error, max_abs / 8) / rms of the reference: the one number that verdicts look at; it is infinite where NaN
-    or infinities disagree, or where the reference is all zero and the subject is not.
+    `distance` is max(rms_error, max_abs / 8) / rms of the reference, the one number that verdicts look at. It is infinite where NaN or
+    infinities disagree, or where the reference is all zero and the subject is not.
     """
 
     numel: int
@@ -58,7 +58,7 @@ class TensorMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryMeasurement:
-    """From statistics: `distance` is a lower bound of the true one. `equal` is None where no fingerprints could decide."""
+    """A measurement of statistics: `distance` is a lower bound of the true one. `equal` is None where fingerprints cannot decide it."""
 
     equal: bool | None
     distance: float
@@ -67,14 +67,14 @@ class SummaryMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FingerprintMeasurement:
-    """From fingerprints alone: equal or not, and nothing about how far."""
+    """A measurement of fingerprints alone: it says whether the values are equal, and not how far apart they are."""
 
     equal: bool
 
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """No measurement was possible, and why."""
+    """The reason why no measurement was possible."""
 
     reason: str
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs: what belongs together in two runs."""
+"""Define pairs: a call or a slot of one run beside its partner in the other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def record(self) -> CallRecord:
-        """The subject's record, or the reference's where the subject has none."""
+        """Return the subject's record, or the reference's where the subject has none."""
         record = self.subject or self.reference
         assert record is not None, "a pair has at least one side"
         return record

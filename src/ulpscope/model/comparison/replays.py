@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replaying one side's call in a higher precision, on that side's own recorded inputs, says about what it recorded."""
+"""Define what a replay finds: one side's call computed again in a higher precision, on that side's own recorded inputs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ulpscope.model.nouns import dataclass
 __all__ = ["REPLAY_MODES", "CallReplay", "OperandFormat", "PairReplay", "ReplayMode", "SlotReplay", "SystemicPrecision"]
 
 OperandFormat: TypeAlias = Literal["float16", "tf32", "bfloat16"]
-"""What a machine may round the operands of matrix products to."""
+"""The formats to which a machine may round the operands of matrix products."""
 ReplayMode: TypeAlias = Literal["needed", "all", "none"]
-"""Which calls of a comparison are replayed: what differs until a fault is found, all that differs, or nothing."""
+"""Which calls of a comparison are replayed: differing calls until a fault is found, all differing calls, or none."""
 REPLAY_MODES: tuple[ReplayMode, ...] = get_args(ReplayMode)
 
 
@@ -21,14 +21,14 @@ REPLAY_MODES: tuple[ReplayMode, ...] = get_args(ReplayMode)
 class SlotReplay:
     """How far one recorded result is from the exact one, in units of what an honest kernel errs on the same inputs.
 
-    `max_ratio` and `rms_ratio` are over the elements; `is_bound` says that they are upper bounds, small enough without looking closer.
-    `bias` is the projection statistic (a change of scale that no element shows by itself) and `scale` that change: recorded is
-    (1 + scale) times exact. `num_nonfinite` counts NaN or infinities that stand where every honest computation is finite, or the
-    reverse; `num_flipped` integers or booleans that differ while no probe changes them. `dtype` is the coarsest floating dtype of inputs
-    and result. `error` is the rms error over the rms of the exact result, `honest_error` the same of the yardstick.
-    `native_ratio` is the rms ratio of this machine's own kernel without its own error in the yardstick; None where nothing
-    independent judges it. `leeway` multiplies the limits of the dtype where real machines are known to add up more coarsely.
-    With `is_rounding` the units are other ones: what rounding the operands of products to a narrower format changes.
+    `max_ratio` and `rms_ratio` are over the elements. With `is_bound` they are upper bounds: small enough that no closer look was needed.
+    `bias` is the projection statistic (a change of scale that no element shows by itself) and `scale` that change: recorded is (1 + scale)
+    times exact. `num_nonfinite` counts NaN or infinities that stand where every honest computation is finite, or the reverse; `num_flipped`
+    counts integers or booleans that differ although no probe changes them. `dtype` is the coarsest floating dtype of inputs and result.
+    `error` is the rms error over the rms of the exact result, `honest_error` the same of the yardstick. `native_ratio` is the rms ratio of
+    this machine's own kernel without its own error in the yardstick; None where nothing independent judges it. `leeway` multiplies the
+    limits of the dtype where real machines are known to add up more coarsely. With `is_rounding` the units are other ones: what rounding
+    the operands of products to a narrower format changes.
     """
 
     slot: Slot
@@ -53,9 +53,9 @@ class SlotReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReplay:
-    """One side of one call, replayed. `why_not` says why there is nothing to judge by; `is_random` that the call draws numbers.
+    """One side of one call, replayed. `why_not` says why no slot can be judged; `is_random`, that the call draws random numbers.
 
-    `operands` is the format to which the operands of its products were rounded, `has_products` says whether there are any.
+    `operands` is the format to which the operands of its products were rounded; `has_products` says whether it computes products.
     """
 
     slots: tuple[SlotReplay, ...] = ()
@@ -70,10 +70,10 @@ class CallReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairReplay:
-    """Both sides of a pair, each by its own inputs.
+    """The replays of both sides of a pair, each on its own inputs.
 
-    `arguments` is the subject's call once more with the reference's arguments, against the subject's own exact result: what a difference
-    in arguments does, in the same units; None where they do not differ or cannot be exchanged.
+    `arguments` is the subject's call with the reference's arguments, measured against the subject's own exact result: the effect of a
+    difference in arguments, in the same units. It is None where the arguments agree or cannot be exchanged.
     """
 
     subject: CallReplay
@@ -83,9 +83,9 @@ class PairReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemicPrecision:
-    """A whole family of calls that errs as operands in a narrower format do; `side` is None where only their distance is known.
+    """A family of calls that errs as operands in a narrower format do; `side` is None where only the distance between the sides is known.
 
-    With `calls` it is those alone that do, each of which was found by itself, among `num_family` of the family.
+    With `calls`, only these among the `num_family` calls of the family err so, and each was found by itself.
     """
 
     family: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a measurement means."""
+"""Define what a measurement means: the verdict of a slot and of a call."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = [
 ]
 
 RULE_NAMES = ("derived", "ptdbg")
-"""The rule sets that a comparison can be judged by, the usual one first."""
+"""The names of the rule sets that can judge a comparison, the default first."""
 Side: TypeAlias = Literal["subject", "reference"]
 VerdictLevel: TypeAlias = Literal["same", "rounding", "differs", "unmatched", "unmeasured"]
 Contribution: TypeAlias = Literal["clean", "contributed", "inherited", "amplified", "masked", "unmatched", "unknown"]
 Behind: TypeAlias = Literal["fork", "choice", "random", "unwritten"]
-"""What a value was made of that two honest runs need not share: a decision that fell the other way, a free choice, other random
-numbers, memory that nobody wrote to."""
+"""Why two honest runs need not share a value: a decision that fell the other way, a free choice, other random numbers, memory that was
+never written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The rule that decided, and its reason in one clause. `multiple` is the distance over what the rule allows.
+    """A verdict, the rule that gave it, and its reason in one clause. `multiple` is the distance over what the rule allows.
 
     `side` is the side that errs, where replay can tell.
     """
@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class JudgedSlot:
-    """A slot with its verdict; `subject` and `reference` are what replay found out about each side by its own inputs.
+    """A slot with its verdict; `subject` and `reference` hold what replay found on each side's own inputs.
 
     `behind` says why the two sides need not agree here, where they do not.
     """
@@ -65,7 +65,7 @@ class JudgedSlot:
 
     @property
     def differs_by_unknown(self) -> bool:
-        """Whether the bits are known to differ, and nothing that was kept tells by how much."""
+        """Tell whether the bits are known to differ by an unknown distance: no kept value or statistic tells it."""
         found = self.measurement
         is_bitwise = isinstance(found, (FingerprintMeasurement, SummaryMeasurement)) and found.equal is False
         return is_bitwise and self.verdict.level == "unmeasured"
@@ -73,9 +73,9 @@ class JudgedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Amplification:
-    """A difference that a call made larger: from `before` among what enters it to `after` in a result, both relative.
+    """A relative difference that a call made larger: from `before` among its inputs to `after` in a result.
 
-    One that was not there, is not known or did not grow was not magnified, so that nothing can say it was.
+    It exists only where both are known and the difference grew: a difference that was absent, unknown or shrank was not magnified.
     """
 
     before: float
@@ -91,7 +91,7 @@ class Amplification:
 
     @classmethod
     def of(cls, before: float, after: float | None) -> Amplification | None:
-        """The amplification, or None where there is none."""
+        """Return the amplification, or None where the difference did not grow or is not known."""
         return cls(before, after) if after is not None and 0 < before < after < inf else None
 
 
@@ -111,7 +111,7 @@ class ArgumentDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCall:
-    """A pair with everything that was found out about it; `contribution` is set by explain.
+    """A pair of calls with its judged slots and argument differences; explain sets `contribution`.
 
     `drift` is how far apart its results honestly are, as far as that is not mere cancellation.
     """
@@ -125,7 +125,7 @@ class JudgedCall:
 
     @property
     def level(self) -> VerdictLevel:
-        """The worst verdict among its slots."""
+        """Return the worst verdict among the slots."""
         if self.pair.subject is None or self.pair.reference is None:
             return "unmatched"
         ranking: tuple[VerdictLevel, ...] = ("same", "unmeasured", "rounding", "unmatched", "differs")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls draw random numbers, by their names and recorded arguments alone: the only place that knows.
+"""Tell which calls draw random numbers, by their names and recorded arguments alone: no other file knows.
 
-Some operations always draw. Others draw where an argument says so: dropout in training, attention with a dropout, the layers of
-an LSTM. What is known of torch is held against torch's own tag and against its generator by the tests; of what others wrote,
-the name tells, and arguments that are called a dropout.
+Some operations always draw. Others draw if an argument says so: dropout in training, attention with a dropout, the layers of an LSTM. Tests
+hold the tables for torch's operations against torch's own tag and against its generator. An operation of another library counts as random
+if its name sounds so or an argument is called a dropout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["draws", "silenced"]
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """Where a call is given something, as a keyword or by its place, and what it is where nothing is given."""
+    """An argument of a call, by keyword or by place, and its default."""
 
     name: str
     place: int
@@ -33,7 +33,7 @@ class _Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Condition:
-    """What has to hold for a call to draw: a share strictly between nothing and everything, a switch that is on, several layers.
+    """The condition under which a call draws: a share strictly between 0 and 1, a switch that is on, more than one layer.
 
     `unless` is an argument that replaces the draw. A switch that is None is on.
     """
@@ -51,7 +51,7 @@ class _Condition:
 
 
 def _is_share(value: Any) -> bool:
-    """Whether a probability decides anything; one that was not recorded as a number may."""
+    """Tell whether a probability leaves anything to chance; a value that was not recorded as a number may."""
     return 0 < value < 1 if isinstance(value, (int, float)) and not isinstance(value, bool) else value is not None
 
 
@@ -63,7 +63,7 @@ _ALWAYS = frozenset(
     """.split()
 )
 _INITIAL = frozenset("uniform normal trunc_normal xavier_uniform xavier_normal kaiming_uniform kaiming_normal orthogonal sparse".split())
-"""Functions of `torch.nn.init`; their names end in an underscore, but for what is left of older spellings."""
+"""Functions of `torch.nn.init`; their names end in an underscore, except the remaining older spellings."""
 
 _DROPOUT = _Condition(share=_Argument("p", 1, 0.5), switch=_Argument("train", 2, True))
 _DROPOUT_IN_TRAINING = _Condition(share=_Argument("p", 1, 0.5), switch=_Argument("training", 2, True))
@@ -128,7 +128,7 @@ _CONDITIONS: dict[str, _Condition] = {
     "miopen_rnn": _layers(7, 9, 10),
 }
 _PACKED_LAYERS = _layers(5, 6, 7)
-"""Recurrent layers on packed sequences are given the sizes of the batch in the second place."""
+"""Recurrent layers on packed sequences take the batch sizes as their second argument."""
 
 _OF_TORCH = ("torch", "Tensor", "functional", "aten")
 _SOUNDS = re.compile(
@@ -140,7 +140,7 @@ _SWITCHES = ("training", "train", "is_training")
 
 
 def draws(op: str, arguments: Arguments | None) -> bool:
-    """Whether a call of that name draws random numbers that its results depend on, when called with these arguments.
+    """Tell whether an operation draws random numbers that its results depend on, when called with these arguments.
 
     Without arguments the defaults of the operation count.
 
@@ -162,7 +162,7 @@ def draws(op: str, arguments: Arguments | None) -> bool:
 
 
 def silenced(op: str, arguments: Arguments) -> Arguments | None:
-    """The same arguments with a share of 0 dropped, for a call that computes more than its draw; None for any other.
+    """Set the dropped share to 0 in the arguments of a call that computes more than its draw; return None for any other call.
 
     >>> silenced("functional.scaled_dot_product_attention", Arguments(args=(1, 2, 3), kwargs={"dropout_p": 0.1})).kwargs
     {'dropout_p': 0.0}
@@ -177,7 +177,7 @@ def silenced(op: str, arguments: Arguments) -> Arguments | None:
 
 
 def _condition(op: str, arguments: Arguments) -> _Condition | None:
-    """When a call of torch's own draws, where it does not always."""
+    """Find the condition under which an operation of torch draws; None if it never does, always does, or is not torch's."""
     namespace, name = _parts(op)
     if namespace not in _OF_TORCH:
         return None
@@ -187,7 +187,7 @@ def _condition(op: str, arguments: Arguments) -> _Condition | None:
 
 
 def _parts(op: str) -> tuple[str, str]:
-    """The namespace and the name of an operation, without its overload."""
+    """Split an operation into namespace and name, without its overload."""
     parts = op.split(".")
     if parts[0] == "ops" and len(parts) > 2:
         return ("aten", parts[2]) if parts[1] == "aten" else (".".join(parts[:2]), parts[2])
@@ -202,7 +202,9 @@ def _is_packed(name: str, arguments: Arguments) -> bool:
 
 
 def _sounds_random(name: str, arguments: Arguments) -> bool:
-    """By what others call their functions and arguments. Only a share that says that nothing is dropped, or a switch, speaks against it."""
+    """Guess from the names of a foreign function and of its arguments. Only a switch that is off, or a share that drops nothing, overrules
+    the name.
+    """
     named = arguments.kwargs or {}
     if any(named.get(switch) is False for switch in _SWITCHES):
         return False

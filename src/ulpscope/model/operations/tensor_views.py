@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that give their first tensor in another layout: what they return was made by the call that made that tensor."""
+"""List the operations that return their first tensor in another layout: its elements were made by an earlier call."""
 
 from __future__ import annotations
 

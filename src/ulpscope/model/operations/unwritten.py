@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that nobody wrote to: how records tell of it, and which calls do not read what they overwrite.
+"""Note memory that was never written to, and list the calls that do not read what they overwrite.
 
-A tensor fresh from `torch.empty` holds whatever lay there. Capture follows which of its elements were written to; what was not is
-never read: whole tensors have no values, and in those that are written in part the rest is taken for zero. Names and recorded arguments
-alone; both capture and the judge ask.
+A tensor fresh from `torch.empty` holds whatever lay there. Capture follows which of its elements were written. It never reads the others: a
+tensor without a written element has no values, and in a tensor that is written in part the rest counts as zero. Both capture and the judge
+ask here; the answers rest on names, notes and recorded arguments alone.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 NEVER_WRITTEN = "uninitialised memory"
-"""How each note begins that tells of it."""
+"""Each note about such memory begins so."""
 NOTHING_WRITTEN = f"{NEVER_WRITTEN}: nobody has written to it, its values are not read"
 MAY_CARRY = "made of uninitialised memory, in elements that are not known"
 OVERWRITTEN = f"{NEVER_WRITTEN}: or old values, written over without being read"
 _UNFOLLOWED = f"{NEVER_WRITTEN}: values are not read"
-"""What older runs say: there nobody followed what became of it."""
+"""The note of older runs: their capture did not follow what became of such memory."""
 
 _FILLING = frozenset(
     """
@@ -48,42 +48,41 @@ _ASKING_FOR_SHAPE = frozenset(
 )
 _ASKING_FOR_SHAPE_OF_OTHER = frozenset("expand_as view_as reshape_as type_as resize_as_".split())
 _SCALED_BY_BETA = frozenset("addmm addmm_ addmv addmv_ addr addr_ addbmm addbmm_ baddbmm baddbmm_ sspaddmm".split())
-"""Operations that add to `beta` times their first argument; with 0 they do not read it."""
+"""Operations that add to `beta` times their first argument; with `beta` 0 they do not read it."""
 
 
 def partly_written(missing: int, total: int) -> str:
-    """The note of a tensor of which `missing` elements were never written to."""
+    """Write the note of a tensor of which `missing` elements were never written."""
     return f"{NEVER_WRITTEN} in {missing} of {total} elements, which are taken for zero"
 
 
 def is_unwritten(record: TensorRecord | None) -> bool:
-    """Whether nobody wrote to the memory of a tensor, so that it has no values."""
+    """Tell whether a tensor has no values because its memory was never written."""
     return record is not None and record.note.startswith(f"{NEVER_WRITTEN}:")
 
 
 def is_written_over(record: TensorRecord | None) -> bool:
-    """Whether capture says of a tensor that its call wrote over it without reading it."""
+    """Tell whether capture noted that the call wrote over a tensor without reading it."""
     return record is not None and record.note == OVERWRITTEN
 
 
 def is_partly_written(record: TensorRecord | None) -> bool:
-    """Whether nobody wrote to some elements of a tensor, which its record takes for zero."""
+    """Tell whether some elements of a tensor were never written; its record counts them as zero."""
     return record is not None and record.note.startswith(f"{NEVER_WRITTEN} in ")
 
 
 def is_unfollowed(record: TensorRecord | None) -> bool:
-    """Whether a run says that memory was never written to, and not what became of it."""
+    """Tell whether a record is of an older run, which noted memory that was never written and did not follow what became of it."""
     return record is not None and record.note.startswith(_UNFOLLOWED)
 
 
 def may_carry(record: TensorRecord | None) -> bool:
-    """Whether a value may hang on memory that nobody wrote to."""
+    """Tell whether a value may depend on memory that was never written."""
     return record is not None and record.note.startswith(MAY_CARRY)
 
 
 def is_overwritten(op: str, path: tuple[int | str, ...], arguments: Arguments | None) -> bool:
-    """Whether a call does not read the values of the tensor that it is given there: it writes over all of them, or asks for no more than
-    the shape.
+    """Tell whether a call ignores the values of the tensor in this place: it writes over all of them, or asks for their shape alone.
 
     >>> is_overwritten("torch.nn.init.kaiming_uniform_", ("tensor",), None)
     True
@@ -99,14 +98,14 @@ def is_overwritten(op: str, path: tuple[int | str, ...], arguments: Arguments | 
 
 
 def writes_in_place(op: str, arguments: Arguments | None) -> bool:
-    """Whether a call writes to memory that it is given, of which other tensors may be views, as its name and arguments tell."""
+    """Tell from name and arguments whether a call writes to memory that it is given; other tensors may be views of that memory."""
     name = plain_name(op)
     is_named = name == "__setitem__" or (name.startswith("__i") and name.endswith("__")) or (name.endswith("_") and not name.endswith("__"))
     return is_named or bool(arguments and arguments.kwargs and "out" in arguments.kwargs)
 
 
 def plain_name(op: str) -> str:
-    """An operation without its namespace and overload."""
+    """Return an operation without its namespace and overload."""
     parts = op.split(".")
     if parts[0] == "ops" and len(parts) > 2:
         return parts[2]

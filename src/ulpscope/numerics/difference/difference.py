@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference of two tensors, in one pass over both: compiled where the dtypes are equal and the kernel was built, else NumPy.
+"""Compare two tensors in one pass over both: by the compiled kernel where the dtypes are equal and the kernel was built, else by NumPy.
 
-Where float64 sums leave their range (float64 values beyond about 1e150 or below 1e-135) the pass is repeated with all values
-divided by a power of two.
+Where float64 sums leave their range (float64 values beyond about 1e150 or below 1e-135) the pass is repeated with all values divided by a
+power of two.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _scaled(result: Difference, subject_dtype: str, subject: Any, reference_dtyp
 
 
 def is_in_range(result: Difference, *names: str) -> bool:
-    """Sums of squares of anything narrower than float64 cannot leave the range."""
+    """Tell whether the sums stayed in float64's range; those of anything narrower than float64 cannot leave it."""
     if all(dtype(real_dtype(name)).mantissa < 52 for name in names):
         return True
     sums = (result.sum_squares_subject, result.sum_squares_reference)

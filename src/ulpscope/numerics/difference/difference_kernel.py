@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference of two tensors of one dtype by the compiled kernel, without NumPy."""
+"""Compare two tensors of one dtype by the compiled kernel, without NumPy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _unpack_fields = _FIELDS.unpack_from
 
 
 def differencing_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> DifferencePass:
-    """A function that compares raw bytes of one dtype, given as flat buffers; `target` chooses the instruction set."""
+    """Return a function that compares raw bytes of one dtype, given as flat buffers; `target` chooses the instruction set."""
     call = library.ulpscope_difference
 
     def difference_kernel(name: str, subject: Any, reference: Any) -> Difference:
@@ -38,7 +38,7 @@ def differencing_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Differ
 
 @cache
 def kernel_arguments(name: str) -> tuple[int, int, int | None, int | None]:
-    """Kind, element size and the addresses of the tables of values and of places, which their own caches keep alive."""
+    """Return kind, element size and the addresses of the tables of values and of places, which their own caches keep alive."""
     if name in KINDS:
         return KINDS[name], dtype(name).size_bytes, None, None
     return CODES, 1, code_values(name).buffer_info()[0], _code_places(name).buffer_info()[0]
@@ -54,7 +54,7 @@ def _code_places(name: str) -> array[int]:
 
 
 def pair_sums(numel: int, fields: Sequence[Any], counts: Sequence[int]) -> Difference:
-    """From the fields of `struct difference` before its counts."""
+    """Make a `Difference` from the fields of `struct difference` before its counts."""
     max_abs, max_rel, sum_abs, squares, subject, reference, products = fields[:7]
     different, flips, nan, inf, nonfinite, worst, first, ulp_max = fields[10:]
     return Difference(

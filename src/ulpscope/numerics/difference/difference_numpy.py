@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference of two tensors in plain NumPy, block by block: any two dtypes, also two different ones.
+"""Compare two tensors in plain NumPy, block by block: of any dtypes, also of two different ones.
 
 This is the tested fallback of the compiled pass; counts, maxima and indices are the same, sums agree to about twelve digits.
 """
@@ -111,7 +111,7 @@ def _places(unit: DType, side: _Side, same_dtype: bool) -> npt.NDArray[Any]:
 
 
 def largest_finite(name: str, raw: npt.NDArray[np.uint8]) -> float:
-    """The largest magnitude among the finite values."""
+    """Return the largest magnitude among the finite values."""
     carrier, largest = reals(name, raw), 0.0
     for start in range(0, carrier.size, _BLOCK):
         values = widen(real_dtype(name), carrier[start : start + _BLOCK])

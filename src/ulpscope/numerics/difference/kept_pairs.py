@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many pairs of kept tensors, compared by the compiled kernel alone: it reads files, verifies hashes, puts views in order and adds up.
+"""Compare many pairs of kept tensors by the compiled kernel alone: it reads files, verifies hashes, gathers views and adds up.
 
-Any number of threads work on them at once without the interpreter, and whoever needs a pair that nobody has begun does it itself. Where
-something is wrong with a pair the kernel only says so: whoever then reads it the usual way is told what.
+Any number of threads work on the pairs at once without the interpreter. A caller that needs a pair before any thread has begun it compares
+that pair itself. Where something is wrong with a pair the kernel only says so: reading the pair the usual way then raises the error.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ulpscope.numerics.layouts import BYTES_OF_PARTS, RESULT_BYTES, RESULT_FORMA
 __all__ = ["ComparedPair", "KeptPairs", "Scratch"]
 
 SHORTEST_BYTES = 241  # the kernel hashes nothing shorter
-MOST_BYTES_OF_VIEWS = 32 << 20  # of both sides: these have to be in memory, while one tensor alone is read in parts
+MOST_BYTES_OF_VIEWS = 32 << 20  # of both sides: views need all bytes in memory, while a whole tensor is read in parts
 MOST_FILES = 64
 _unpack_result = Struct(RESULT_FORMAT).unpack_from  # `struct result`
 _Layout: TypeAlias = "tuple[int, int, list[int], list[int]]"
 
 
 class ComparedPair(NamedTuple):
-    """What a pass has found, and both values at the worst place."""
+    """The sums of a pass over two tensors, and both values at the worst place."""
 
     found: Difference
     subject: float
@@ -42,7 +42,7 @@ class ComparedPair(NamedTuple):
 
 
 class Scratch:
-    """Memory that threads work in, used again from one set of pairs to the next; it is made by whoever first writes to it."""
+    """Memory that threads work in, used again from one set of pairs to the next; its pages are made by the first write."""
 
     def __init__(self) -> None:
         self._free: list[ctypes.Array[ctypes.c_char]] = []
@@ -59,12 +59,12 @@ class Scratch:
 
 
 def _room_of(size: int) -> ctypes.Array[ctypes.c_char]:
-    """Memory that is made by whoever first writes to it."""
+    """Map fresh memory: its pages are made by the first write."""
     return (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
 
 
 class _Unit(NamedTuple):
-    """Two kept sets of bytes, and the pairs of tensors that lie in them: their numbers, and where the elements of both sides lie."""
+    """Two sets of kept bytes, and the pairs of tensors that lie in them: the number of each pair, and the layout of both sides."""
 
     subject: Kept
     reference: Kept
@@ -80,7 +80,7 @@ class _Unit(NamedTuple):
 
 
 class KeptPairs:
-    """Pairs are added, then `begin` is called once; from then on any thread may `work`, and one thread asks what was `compared`."""
+    """Pairs to compare: `add` them, call `begin` once; from then on any thread may `work`, and one thread asks what was `compared`."""
 
     def __init__(self, scratch: Scratch, kernel: ctypes.CDLL | None = KERNEL, target: int = BEST_TARGET) -> None:
         self._kernel = kernel if kernel is not None and hasattr(kernel, "ulpscope_compare_kept") else None
@@ -96,7 +96,7 @@ class KeptPairs:
         self._results = bytearray()
 
     def add(self, subject: Kept | None, reference: Kept | None) -> int | None:
-        """The number of the pair, or None where it has to be read the usual way."""
+        """Add a pair and return its number, or None where it has to be read the usual way."""
         if self._kernel is None or subject is None or reference is None or not _are_alike(subject, reference):
             return None
         if not self._may_hold(subject.fd, reference.fd):
@@ -112,7 +112,7 @@ class KeptPairs:
         return len(self._kinds) - 1
 
     def _may_hold(self, *files: int) -> bool:
-        """A process may have only so many files open."""
+        """Tell whether the files may be held open: a process may have only so many."""
         if not self._files.issuperset(files):
             if len(self._files) >= MOST_FILES:
                 return False
@@ -120,7 +120,7 @@ class KeptPairs:
         return True
 
     def begin(self) -> None:
-        """All pairs are there."""
+        """Lay out all pairs for the kernel; none can be added afterwards."""
         units: list[int] = []
         views: list[int] = []
         numbers = array("Q")
@@ -143,7 +143,7 @@ class KeptPairs:
         self._shared = Units(*addresses, ctypes.addressof(results), len(self._units), 0)
 
     def begun(self, subject: Kept | None, reference: Kept | None) -> int | None:
-        """The number of a pair that some thread has begun and that consists of all bytes of both sides."""
+        """Return the number of a pair that some thread has begun and that consists of all bytes of both sides."""
         if subject is None or reference is None or subject.strides is not None or reference.strides is not None:
             return None
         unit = self._units.get((subject.hash, reference.hash))
@@ -153,16 +153,16 @@ class KeptPairs:
         return number if self._memory[0][(self._places[number][0] + 1) * UNIT_WORDS - 1] else None
 
     def work(self) -> None:
-        """Compare until nothing is left to begin."""
+        """Compare pairs until none is left to begin."""
         if self._units:
             self._run(-1)
 
     def stop(self) -> None:
-        """Nothing more is begun by those who work."""
+        """Keep working threads from beginning another pair."""
         self._shared.next = self._shared.count
 
     def compared(self, number: int) -> ComparedPair | None:
-        """What was found of a pair, or None where it has to be read the usual way."""
+        """Return the sums of a pair, or None where it has to be read the usual way."""
         unit, place = self._places[number]
         return _compared(*self._kinds[number], self._results, place) if self._run(unit) else None
 
@@ -185,7 +185,9 @@ def _are_alike(subject: Kept, reference: Kept) -> bool:
 
 
 def _layout(kept: Kept) -> _Layout | None:
-    """Where the elements lie, in bytes: the first, how many lie together, extents and steps of what is left. None: they are all bytes."""
+    """Return the layout of a view in bytes: the first element, how many bytes lie together, extents and steps of the rest. None: it is all
+    bytes.
+    """
     if kept.strides is None:
         return None
     size = DTYPES[kept.dtype].size_bytes
@@ -193,7 +195,7 @@ def _layout(kept: Kept) -> _Layout | None:
 
 
 def _words(layout: _Layout | None, numbers: array[int]) -> tuple[int, int, int, int, int]:
-    """`struct layout` of _kernel.c, with places among the numbers instead of addresses."""
+    """Return `struct layout` of _kernel.c, with places among the numbers instead of addresses."""
     if layout is None:
         return 0, 0, 0, 0, 0
     first, piece, extents, steps = layout

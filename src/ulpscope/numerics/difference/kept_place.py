@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a kept tensor lies, for whoever reads it without the interpreter."""
+"""Name the place of a kept tensor in a file, for code that reads it without the interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Kept"]
 class Kept(NamedTuple):
     """A tensor in an open file: all of the bytes or, with strides, a view of them in elements. `owner` keeps the file open.
 
-    Whoever makes one has made sure that the tensor lies within the bytes, and the bytes within the file.
+    Who makes one has verified that the tensor lies within the bytes, and the bytes within the file.
     """
 
     owner: object

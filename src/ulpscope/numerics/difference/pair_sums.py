@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one pass over two tensors adds up, and what the buckets of its distances mean, without NumPy.
+"""Hold the sums of one pass over two tensors, and the meaning of its distance buckets, without NumPy.
 
 Comparing two runs with the compiled kernel needs no NumPy, whose import alone takes as long as comparing a small run.
 """
@@ -28,13 +28,12 @@ def _no_counts() -> list[int]:
 
 @dataclass(slots=True)
 class Difference:
-    """What one pass over two tensors adds up.
+    """The sums, maxima and counts of one pass over two tensors.
 
-    Sums, maxima and `within` are over the positions where both sides are finite (`numel - nonfinite` of them). Sums and
-    `max_abs` are of values divided by 2**exponent, which is not 0 only where float64 would have overflowed.
-    `worst` is the position of `max_abs`, `first_disagree` the first position where NaN or infinities disagree. `ulp_counts` are how many
-    distances fall into each of the BUCKETS, None where the dtypes share no unit. A pass that keeps no counts tells `ulp_buckets` instead,
-    those of the median and of 99 %.
+    Sums, maxima and `within` are over the positions where both sides are finite (`numel - nonfinite` of them). Sums and `max_abs` are of
+    values divided by 2**exponent, which is not 0 only where float64 would have overflowed. `worst` is the position of `max_abs`,
+    `first_disagree` the first position where NaN or infinities disagree. `ulp_counts` counts the distances in each of the BUCKETS, None
+    where the dtypes share no unit. A pass that keeps no counts gives `ulp_buckets` instead: the buckets of the median and of 99 %.
     """
 
     numel: int
@@ -60,12 +59,12 @@ class Difference:
 
     @property
     def worst_place(self) -> int | None:
-        """Where NaN or infinities disagree, else where the difference is largest."""
+        """Return the position where NaN or infinities disagree, else where the difference is largest."""
         return self.worst if self.first_disagree is None else self.first_disagree
 
 
 def bucket_top(bucket: int) -> int:
-    """The largest distance that falls into a bucket: one for each distance below 16, then eight for each power of two."""
+    """Return the largest distance that falls into a bucket: one for each distance below 16, then eight for each power of two."""
     if bucket < 16:
         return bucket
     shift = bucket // 8 - 1
@@ -73,12 +72,12 @@ def bucket_top(bucket: int) -> int:
 
 
 def quantiles(counts: Iterable[int], shares: Iterable[float], largest: int) -> list[float]:
-    """The distances that at least these shares of the elements do not exceed: exact below 16, else at most an eighth too large."""
+    """Return the distances that at least these shares of the elements do not exceed: exact below 16, else at most an eighth too large."""
     reached = list(accumulate(counts))
     needed = (max(math.ceil(share * reached[-1]), 1) for share in shares)
     return [distance_in(bisect_left(reached, many), largest) for many in needed]
 
 
 def distance_in(bucket: int, largest: int) -> float:
-    """The largest distance in a bucket, of which none is larger than `largest`."""
+    """Return the largest distance in a bucket, at most `largest`."""
     return float(min(bucket_top(bucket), largest))

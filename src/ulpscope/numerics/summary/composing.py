@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics that compose, and samples of positions that every device and every sharding agree on.
+"""Compose statistics of parts, and choose sample positions that every device and every sharding agree on.
 
-Rows are float64 in the order of `model.STATISTICS`. Those of shards give those of the whole without looking at the values
-again, so nothing has to be communicated while training. Sampled positions follow from a name and a size alone: one in each of
-equal strata, placed by a fixed mixing function, so that two runs sample the same positions whatever wrote them.
+Rows are float64 in the order of `model.STATISTICS`. The rows of shards give the row of the whole without reading the values again, so
+training communicates nothing for them. Sampled positions follow from a name and a size alone: one in each of equal strata, placed by a
+fixed mixing function, so that two runs sample the same positions on any machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUM_ONES = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uin
 
 
 def compose(values: Floats, numel: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], num_groups: int) -> Floats:
-    """The rows of unions: `values` is [..., rows, 6], row i belongs to `groups[i]`, a negative group to none.
+    """Compose the rows of unions: `values` is [..., rows, 6], row i belongs to `groups[i]`, a negative group to none.
 
     >>> compose(np.array([[1.0, 1, 1, 1, 0, 0], [3.0, 3, 3, 3, 0, 0]]), np.array([1, 1]), np.array([0, 0]), 1).round(3).tolist()
     [[1.0, 3.0, 2.0, 2.236, 0.0, 0.0]]
@@ -40,7 +40,7 @@ def compose(values: Floats, numel: npt.NDArray[np.int64], groups: npt.NDArray[np
 
 
 def _unions(values: Floats, numel: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> Floats:
-    """The unions of consecutive rows, each beginning at one of `starts`; a row alone stays as it is."""
+    """Compose consecutive rows, each union beginning at one of `starts`; a single row stays as it is."""
 
     def total(each: Floats) -> Floats:
         return np.add.reduceat(each, starts, axis=-1)
@@ -68,13 +68,13 @@ def _unions(values: Floats, numel: npt.NDArray[np.int64], starts: npt.NDArray[np
 
 
 def norms(values: Floats, numel: npt.NDArray[np.int64]) -> Floats:
-    """The Euclidean norms of rows [..., rows, 6] over their finite elements."""
+    """Return the Euclidean norms of rows [..., rows, 6] over their finite elements."""
     result: Floats = values[..., _RMS] * np.sqrt(numel * (1 - np.nan_to_num(values[..., _NONFINITE])))
     return result
 
 
 def sample_positions(name: str, numel: int, at_most: int) -> npt.NDArray[np.int64]:
-    """Ascending positions below `numel`, all of them where they are few: the same for a name and size everywhere and for ever."""
+    """Return ascending positions below `numel`, all of them if they are few: the same for a name and size everywhere and for ever."""
     if numel <= at_most:
         return np.arange(numel, dtype=np.int64)
     seed = np.uint64(xxhash.xxh3_64_intdigest(f"{name}:{numel}".encode("utf-8", "backslashreplace")))
@@ -89,7 +89,7 @@ def sample_positions(name: str, numel: int, at_most: int) -> npt.NDArray[np.int6
 
 
 def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finalizer of splitmix64."""
+    """Apply the finalizer of splitmix64."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: npt.NDArray[np.uint64] = words ^ (words >> np.uint64(31))
@@ -97,7 +97,7 @@ def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def equal_signs(one: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8], counts: npt.NDArray[np.int64]) -> Floats:
-    """The share of equal bits: packed bits [..., rows, bytes], of which the first `counts[row]` count; NaN where none do."""
+    """Return the share of equal bits: packed bits [..., rows, bytes], of which the first `counts[row]` count; NaN for a row without any."""
     width = min(one.shape[-1], other.shape[-1])
     different = _NUM_ONES[one[..., :width] ^ other[..., :width]].sum(-1, dtype=np.int64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -106,7 +106,7 @@ def equal_signs(one: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8], counts
 
 
 def counts_of_intervals(values: npt.NDArray[Any], bounds: tuple[float, ...]) -> npt.NDArray[np.int64]:
-    """How many values lie in (-inf, b0], (b0, b1] ... (bk, inf); NaN lies in none."""
+    """Count the values in (-inf, b0], (b0, b1] ... (bk, inf); NaN lies in none."""
     plain = np.asarray(values, dtype=np.float64).ravel()
     places = np.searchsorted(np.asarray(bounds, dtype=np.float64), plain[~np.isnan(plain)], side="left")
     return np.bincount(places, minlength=len(bounds) + 1).astype(np.int64)

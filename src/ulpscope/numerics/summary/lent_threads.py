@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that somebody lends to the compiled kernel, such as those of torch while they wait for the next operation.
+"""Lend threads to the compiled kernel, such as those of torch while they wait for the next operation.
 
 The kernel starts no threads of its own: beside those of a training they would only be in the way. Results do not depend on their number.
 """
@@ -27,7 +27,7 @@ def lend_threads(parallel: int | None, num_threads: Callable[[], int] = lambda: 
 
 
 def shared_threads() -> tuple[int | None, int]:
-    """The function that was lent to this thread, and how many threads it runs."""
+    """Return the function that was lent to this thread, and how many threads it runs."""
     if _lent is None or _lent[2] != threading.get_ident():
         return _ALONE
     return _lent[0], _lent[1]()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From sums and counts to a summary: shared by the NumPy pass and the compiled one, so that they agree."""
+"""Turn sums and counts into a summary: the NumPy pass and the compiled one share this, so that they agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK = 1 << 15
 
 @dataclass(slots=True)
 class Moments:
-    """What one pass adds up. The range starts empty: minimum above maximum."""
+    """The sums and counts of one pass. The range starts empty: minimum above maximum."""
 
     min: float = math.inf
     max: float = -math.inf
@@ -39,7 +39,7 @@ class Moments:
 
 
 def summary_of(name: str, raw: npt.NDArray[np.uint8], moments: Moments) -> Summary:
-    """The summary of `raw`, which is read again only where float64 sums left their range (float64 beyond 1e150 or so)."""
+    """Make the summary of `raw`, and read it again only where float64 sums left their range (float64 beyond 1e150 or so)."""
     numel = raw.size // dtype(real_dtype(name)).size_bytes
     finite = numel - moments.nan - moments.posinf - moments.neginf
     mean = rms = None
@@ -63,7 +63,7 @@ def summary_of(name: str, raw: npt.NDArray[np.uint8], moments: Moments) -> Summa
 
 
 def _scaled_mean_and_rms(name: str, raw: npt.NDArray[np.uint8], finite: int) -> tuple[float, float]:
-    """Mean and rms with every value divided by the power of two next to the largest."""
+    """Compute mean and rms with every value divided by the power of two next to the largest."""
     largest = max(float(np.abs(block).max(initial=0.0)) for block in _finite_blocks(name, raw))
     exponent = math.frexp(largest)[1]
     total = squares = 0.0

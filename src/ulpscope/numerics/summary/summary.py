@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics and fingerprint of one tensor, in one pass over its bytes.
+"""Take statistics and fingerprint of one tensor, in one pass over its bytes.
 
-The compiled kernel does it where it was built, plain NumPy elsewhere or when ULPSCOPE_NO_KERNEL is set to 1. Both give the
-same answer. The `_address` forms take memory that the caller keeps alive and unchanged during the call; no reference is kept.
+The compiled kernel does it where it was built, plain NumPy elsewhere or when ULPSCOPE_NO_KERNEL is set to 1. Both give the same answer. The
+`_address` forms take memory that the caller keeps alive and unchanged during the call; no reference is kept.
 
 A complex number counts as two reals everywhere, also in `Summary.numel`.
 """
@@ -37,25 +37,25 @@ def _no_summary(view: PreparedView, address: int) -> None:
 
 
 summarize_address: Callable[[str, int, int], tuple[Summary, str]]
-"""Statistics and fingerprint of memory: dtype, address and size in bytes."""
+"""Take statistics and fingerprint of memory: dtype, address and size in bytes."""
 summarize_address = _numpy_summarize_address if KERNEL is None else summarizing_with(KERNEL)
 
 summarize_view: Callable[[PreparedView, int], tuple[Summary, str] | None]
-"""Statistics and fingerprint of a view at an address, as it lies; None where it has to be put in order first."""
+"""Take statistics and fingerprint of a view at an address, as it lies; None where it has to be gathered first."""
 summarize_view = _no_summary if KERNEL is None else summarizing_views_with(KERNEL)
 
 fingerprint_address: Callable[[int, int], str]
-"""The fingerprint of memory: address and size in bytes."""
+"""Take the fingerprint of memory: address and size in bytes."""
 fingerprint_address = _numpy_fingerprint_address if KERNEL is None else fingerprinting_with(KERNEL)
 
 
 def summarize(dtype: str, data: npt.NDArray[np.uint8]) -> tuple[Summary, str]:
-    """Statistics and fingerprint of raw bytes, given as a flat contiguous array."""
+    """Take statistics and fingerprint of raw bytes, given as a flat contiguous array."""
     return summarize_address(dtype, _address(data), data.size)
 
 
 def fingerprint(data: npt.NDArray[np.uint8]) -> str:
-    """The fingerprint of raw bytes, given as a flat contiguous array."""
+    """Take the fingerprint of raw bytes, given as a flat contiguous array."""
     return fingerprint_address(_address(data), data.size)
 
 

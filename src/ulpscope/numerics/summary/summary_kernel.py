@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics and fingerprint of a tensor by the compiled kernel: a few microseconds of Python for each tensor."""
+"""Take statistics and fingerprint of a tensor by the compiled kernel: a few microseconds of Python for each tensor."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _MOST_DIMS = 16  # of _kernel.c
 
 
 def addresses_of(library: ctypes.CDLL) -> tuple[Any, ...]:
-    """For compiled code that calls the kernel itself: where its functions for summaries and fingerprints are, the instruction set, what
-    gives the arguments for a dtype and the threads for large tensors, the range of sums of squares that are exact, and what is large.
+    """Return what compiled code needs to call the kernel itself: the addresses of its functions for summaries and fingerprints, the
+    instruction set, the functions that give the arguments for a dtype and the threads for large tensors, the range in which sums of squares
+    are exact, and the size from which a tensor is large.
     """
     functions = (library.ulpscope_summarize, library.ulpscope_fingerprint)
     summarize, fingerprint = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
@@ -39,7 +40,7 @@ def addresses_of(library: ctypes.CDLL) -> tuple[Any, ...]:
 
 
 def fingerprinting_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Callable[[int, int], str]:
-    """A function that takes the fingerprint of memory; `target` chooses the instruction set."""
+    """Return a function that takes the fingerprint of memory; `target` chooses the instruction set."""
     call = library.ulpscope_fingerprint
 
     def fingerprint_address(address: int, size_bytes: int) -> str:
@@ -51,7 +52,7 @@ def fingerprinting_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Call
 
 
 def summarizing_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Callable[[str, int, int], tuple[Summary, str]]:
-    """A function that summarises memory; `target` chooses the instruction set."""
+    """Return a function that summarises memory; `target` chooses the instruction set."""
     call = library.ulpscope_summarize
     addressof = ctypes.addressof
 
@@ -68,7 +69,7 @@ def summarizing_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Callabl
 
 
 class PreparedView:
-    """How a tensor lies in memory that is not one piece; worth summarising as it lies where the pieces are not tiny."""
+    """The layout of a tensor that is not one piece of memory; summarising it as it lies is worthwhile where the pieces are not tiny."""
 
     def __init__(self, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> None:
         piece, extents, steps = pieces(model_dtype(dtype).size_bytes, shape, strides)
@@ -81,7 +82,9 @@ class PreparedView:
 
 
 def summarizing_views_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> Callable[[PreparedView, int], tuple[Summary, str] | None]:
-    """A function that summarises a view at an address; None for what has numbers that are not finite, or too large or small to square."""
+    """Return a function that summarises a view at an address; it gives None where a number is not finite, or squares leave float64's
+    range.
+    """
     call = library.ulpscope_summarize
     addressof = ctypes.addressof
 
@@ -99,7 +102,7 @@ def summarizing_views_with(library: ctypes.CDLL, target: int = BEST_TARGET) -> C
 
 @cache
 def _arguments(name: str) -> tuple[int, int, int | None, float]:
-    """Kind, element size, address of the table of values (kept alive by its own cache) and smallest normal number."""
+    """Return kind, element size, address of the table of values (kept alive by its own cache) and smallest normal number."""
     name = real_dtype(name)
     entry = model_dtype(name)
     if entry.size_bytes > 1:
@@ -112,7 +115,7 @@ def _summary(name: str, address: int, size_bytes: int, numel: int, fields: list[
 
 
 def _plain_summary(numel: int, fields: list[Any]) -> Summary | None:
-    """The summary of finite numbers whose squares can be added."""
+    """Make the summary of finite numbers whose squares can be added; None for others."""
     low, high, total, squares, nan, posinf, neginf, zero, subnormal = fields
     if nan + posinf + neginf or not SMALLEST_SUM < squares < LARGEST_SUM:
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics and fingerprint of a tensor in plain NumPy: one pass in blocks that fit a core's cache.
+"""Take statistics and fingerprint of a tensor in plain NumPy: one pass in blocks that fit a core's cache.
 
-This is the tested fallback of the compiled kernel; fingerprint, counts, minimum and maximum are the same bits, mean and rms
-agree to about twelve digits. Zero and subnormal are decided by the stored bits, so a process that flushes subnormals counts them too.
+This is the tested fallback of the compiled kernel; fingerprint, counts, minimum and maximum are the same bits, mean and rms agree to about
+twelve digits. Stored bits decide what is zero or subnormal, so a process that flushes subnormals counts them too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["summarize_blocks"]
 
 
 def summarize_blocks(name: str, raw: npt.NDArray[np.uint8]) -> tuple[Summary, str]:
-    """Statistics and fingerprint of raw bytes."""
+    """Take statistics and fingerprint of raw bytes."""
     name = real_dtype(name)
     sums, moments, codes = EMPTY, Moments(), np.zeros(256, np.int64)
     is_coded = dtype(name).size_bytes == 1
@@ -75,13 +75,13 @@ def _add_nonfinite_block(moments: Moments, values: npt.NDArray[np.float64]) -> N
 
 
 def _add_sums(moments: Moments, finite: npt.NDArray[np.float64]) -> None:
-    """Add the sums of a block of our own, which is overwritten."""
+    """Add the sums of a block, and overwrite the block."""
     moments.sum += float(finite.sum())
     moments.sum_squares += float(np.square(finite, out=finite).sum())
 
 
 def _add_codes(moments: Moments, name: str, codes: npt.NDArray[np.int64]) -> None:
-    """Statistics of a one-byte dtype from how often each code occurs."""
+    """Add the statistics of a one-byte dtype from how often each code occurs."""
     values = byte_values(name)
     present = codes > 0
     moments.nan = int(codes[np.isnan(values)].sum())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dtypes of ACL dumps: their numbers, how they lie in bytes, and their values.
+"""Know the dtypes of ACL dumps: their numbers, their layout in bytes, and their values.
 
-Elements travel as *codes*, an array of the smallest NumPy dtype that holds their bits: the layout of a tensor is undone on codes,
-and values are made afterwards. What NumPy has no dtype for becomes float32 (bfloat16, the 8- and 4-bit floats) or int8 and uint8
-(the narrow integers), all of them exactly.
+Elements travel as *codes*, an array of the smallest NumPy dtype that holds their bits: the layout of a tensor is undone on codes, and
+values are made afterwards. A dtype that NumPy lacks becomes float32 (bfloat16, the 8- and 4-bit floats) or int8 and uint8 (the narrow
+integers), each value exactly.
 """
 
 from __future__ import annotations
@@ -59,30 +59,32 @@ _NUMPY |= {"bfloat16": "uint16", "complex32": "uint32", "bool": "uint8"}
 
 
 def bits_of(number: int, numbering: tuple[str, ...]) -> str:
-    """The name of a dtype number. Quantised integers are integers; texts, handles and what is unknown are plain bytes."""
+    """Return the name of a dtype number. Quantised integers are integers; texts, handles and unknown numbers are plain bytes."""
     name = numbering[number] if 0 <= number < len(numbering) else "undefined"
     return "uint8" if name in _OPAQUE else _SAME_BITS.get(name, name)
 
 
 def element_bits(dtype: str) -> int:
-    """How many bits one element takes in a file."""
+    """Return how many bits one element takes in a file."""
     return DTYPES[dtype].size_bytes * 8 if dtype in DTYPES else _NARROW.get(dtype, 8)
 
 
 def num_bytes(dtype: str, numel: int) -> int:
-    """How many bytes so many elements take at least."""
+    """Return how many bytes `numel` elements take at least."""
     return (numel * element_bits(dtype) + 7) // 8
 
 
 def carried_as(dtype: str) -> str:
-    """The dtype of ours that holds every value of it exactly; of the floats the coarsest, since values are judged by their dtype's step."""
+    """Return the dtype of ours that holds every value exactly; of the floats the coarsest, since values are judged by their dtype's
+    step.
+    """
     if dtype in DTYPES:
         return dtype
     return {"i": "int8", "u": "uint8"}.get(dtype[0], "bfloat16")
 
 
 def codes_of(dtype: str, data: memoryview, numel: int) -> npt.NDArray[Any]:
-    """The first `numel` elements as a flat array of codes, without a copy where a code has whole bytes."""
+    """Return the first `numel` elements as a flat array of codes, without a copy where a code has whole bytes."""
     raw = np.frombuffer(data, np.uint8)
     bits = element_bits(dtype)
     codes: npt.NDArray[Any]
@@ -100,7 +102,7 @@ def codes_of(dtype: str, data: memoryview, numel: int) -> npt.NDArray[Any]:
 
 
 def values_of(dtype: str, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Codes as numbers in a dtype of NumPy."""
+    """Turn codes into numbers in a dtype of NumPy."""
     values: npt.NDArray[Any] = codes
     if dtype == "bfloat16":
         values = (codes.astype("<u4") << 16).view("<f4")
@@ -118,7 +120,7 @@ def values_of(dtype: str, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @cache
 def _table(dtype: str) -> npt.NDArray[np.float32]:
-    """The value of each code."""
+    """Return the value of each code."""
     if dtype == "hifloat8":
         values = np.array([_hifloat8(code) for code in range(256)])
     elif dtype in _SMALL_FLOATS:
@@ -140,7 +142,8 @@ def _small_float(code: int, exponent_bits: int, fraction_bits: int, bias: int) -
 
 
 def _hifloat8(code: int) -> float:
-    """A sign, a prefix that tells how wide the exponent is, the exponent as sign and size with a hidden leading one, and the fraction.
+    """Decode a hifloat8: a sign, a prefix that gives the width of the exponent, the exponent as sign and size with a hidden leading one,
+    the fraction.
 
     The prefixes 11, 10, 01, 001 and 0001 stand for exponents of 4, 3, 2, 1 and 0 bits; under 0000 lie the powers of two from -22 to -16.
     """
@@ -162,7 +165,7 @@ def _hifloat8(code: int) -> float:
 
 
 def _hifloat8_exponent(code: int) -> tuple[int, int]:
-    """How many bits the exponent and the prefix before it have."""
+    """Return how many bits the exponent has, and how many the prefix before it."""
     if code & 0x60:
         return 1 + ((code >> 5) & 3), 2
     return (1, 3) if code & 0x10 else (0, 4)

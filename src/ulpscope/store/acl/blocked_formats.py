@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How Ascend lays tensors out in memory, undone.
+"""Undo the layouts in which Ascend stores tensors.
 
-Most formats keep the axes of a tensor and only order them (`NCHW`, `HWCN`, `NDHWC` ...). The others cut axes into blocks, as the
-matrix unit takes them, and pad the last block with zeros. Here such a tensor is brought back to its axes, cut to its original shape,
-and ordered as asked.
+Most formats keep the axes of a tensor and only order them (`NCHW`, `HWCN`, `NDHWC` ...). The others cut axes into blocks, as the matrix
+unit takes them, and pad the last block with zeros. `convert` brings such a tensor back to its axes, cuts it to its original shape, and
+orders the axes as asked.
 
-The header has the original shape but, for inputs, not the order of its axes. It is found by trying the orders that the stored shape
+The header has the original shape but, for inputs, not the order of its axes. The order is found by trying those that the stored shape
 allows; where several fit, the one that the header names is taken, then the one that was asked for, then the first of the list.
 """
 
@@ -49,18 +49,18 @@ _SPLIT: Final = {
 }
 # The last two axes cut into blocks: which block comes first.
 _MATRICES: Final = {"FRACTAL_NZ": "W1 H1", "FRACTAL_NZ_C0_16": "W1 H1", "FRACTAL_NZ_C0_32": "W1 H1", "FRACTAL_ZZ": "H1 W1"}
-# Orders in which an original shape may have its axes, the likeliest first; short ones are of tensors that were given axes of size 1.
+# Orders in which an original shape may have its axes, the likeliest first; short ones belong to tensors that were given axes of size 1.
 _ORDERS: Final = ("NCHW", "HWCN", "NHWC", "CHWN", "NCDHW", "DHWCN", "NDHWC", "DHWNC", "C", "NC", "CHW", "NCW")
 
 
 def format_name(number: int) -> str:
-    """The name of a format; the low byte of a number that also carries a sub-format."""
+    """Return the name of a format; the low byte counts, since the number may also carry a sub-format."""
     number &= 0xFF
     return FORMATS[number] if number < len(FORMATS) else f"FORMAT_{number}"
 
 
 def is_convertible(source: str) -> bool:
-    """Whether the format can be turned into ND."""
+    """Tell whether the format can be turned into ND."""
     return source in ("ND", "MD", *PLAIN) or source in _MATRICES or source in _BLOCKED
 
 
@@ -74,7 +74,7 @@ def convert(
     groups: int = 1,
     place: str = "the tensor",
 ) -> Array:
-    """The tensor in the target format. `ND` is the original shape, whatever the order of its axes."""
+    """Convert a tensor to the target format. `ND` is the original shape, whatever the order of its axes."""
     if target == source:
         return stored
     if target != "ND" and target not in PLAIN:
@@ -90,7 +90,7 @@ def convert(
 
 
 def _ordered(array: Array, axes: str, target: str, place: str) -> Array:
-    """Between orders of axes. A format with another number of axes than the tensor says nothing about it."""
+    """Reorder the axes. A format with another number of axes than the tensor says nothing about its order."""
     if target == "ND" or len(target) != array.ndim or len(axes) != array.ndim:
         return array
     if set(axes) != set(target):
@@ -101,9 +101,10 @@ def _ordered(array: Array, axes: str, target: str, place: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Blocked:
-    """A format that cuts axes into blocks: the axes it has when undone, the stored shape that sizes give, and how it is undone.
+    """A format that cuts axes into blocks: the axes of the tensor when undone, the stored shape that sizes give, and the function that
+    undoes it.
 
-    `whole` tells the sizes, padding included, from a stored shape, where that is possible.
+    `whole` computes the sizes, padding included, from a stored shape, where that is possible.
     """
 
     axes: str
@@ -115,7 +116,7 @@ class _Blocked:
 def _unblocked(
     stored: Array, source: str, likely: tuple[str, ...], original: tuple[int, ...], groups: int, place: str
 ) -> tuple[Array, str]:
-    """The tensor in its original shape, and the order of its axes."""
+    """Return the tensor in its original shape, and the order of its axes."""
     blocked = _BLOCKED[source]
     for order, sizes in _candidates(blocked, stored.shape, likely, original):
         if blocked.shape(sizes, stored.shape, groups) == stored.shape:
@@ -134,7 +135,7 @@ def _unblocked(
 def _candidates(
     blocked: _Blocked, stored: tuple[int, ...], likely: tuple[str, ...], original: tuple[int, ...]
 ) -> Iterator[tuple[str, Sizes]]:
-    """Orders of axes that an original shape of that length may have, with the size of each axis."""
+    """List the orders of axes that an original shape of that length may have, with the size of each axis."""
     if not original:
         whole = blocked.whole(stored)
         if whole is not None:
@@ -150,7 +151,7 @@ def _ceil(size: int, block: int) -> int:
 
 
 def _split(layout: str) -> _Blocked:
-    """C cut into blocks, the other axes whole."""
+    """Make the format that cuts C into blocks and leaves the other axes whole."""
     names = layout.split()
     axes = "NCDHW" if "D" in names else "NCHW"
 
@@ -175,7 +176,7 @@ def _split(layout: str) -> _Blocked:
 
 
 def _sharing(sizes: Sizes, inner: int, groups: int) -> tuple[int, int, int, int]:
-    """How groups share blocks: how many in one block, how many blocks of them, and how many rows and columns of blocks each has."""
+    """Return how groups share blocks: how many in one block, how many blocks of them, and how many rows and columns of blocks each has."""
     outputs = sizes["N"] // groups
     if min(outputs, sizes["C"], inner) < 1:
         return 1, groups, _ceil(sizes["C"], inner), _ceil(outputs, _BLOCK)
@@ -184,7 +185,7 @@ def _sharing(sizes: Sizes, inner: int, groups: int) -> tuple[int, int, int, int]
 
 
 def _fractal(axes: str, *, is_transposed: bool = False) -> _Blocked:
-    """Weights of a convolution: blocks of 16 outputs and C0 inputs. Transposed, inputs and outputs change places."""
+    """Make the format of a convolution's weights: blocks of 16 outputs and C0 inputs. Transposed, inputs and outputs change places."""
     swapped = str.maketrans("NC", "CN") if is_transposed else {}
 
     def named(sizes: Sizes) -> Sizes:
@@ -218,7 +219,7 @@ def _fractal(axes: str, *, is_transposed: bool = False) -> _Blocked:
 
 
 def _fractal_of_four() -> _Blocked:
-    """Weights of a convolution with at most four inputs, which are padded to four and lie with H and W in one axis."""
+    """Make the format of a convolution's weights with at most four inputs: they are padded to four and lie with H and W in one axis."""
     width = 4
 
     def shape(sizes: Sizes, stored: tuple[int, ...], groups: int) -> tuple[int, ...]:
@@ -245,7 +246,7 @@ _BLOCKED: Final = {name: _split(layout) for name, layout in _SPLIT.items()} | {
 
 
 def _matrix(stored: Array, source: str, original: tuple[int, ...], place: str) -> Array:
-    """The last two axes put together from their blocks, and cut to their original sizes; axes before them may be merged."""
+    """Put the last two axes together from their blocks, and cut them to their original sizes; axes before them may be merged."""
     if stored.ndim < 4:
         raise DamagedRunError(
             f"{place} is stored as {source} with {stored.ndim} axes, which has at least four; take it as it is stored, without a format"

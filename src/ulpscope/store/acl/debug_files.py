@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an `Opdebug` file tells: which task of which stream overflowed, on which unit, with which status.
+"""Read an `Opdebug` file: which task of which stream overflowed, on which unit, with which status.
 
-It is an ordinary dump file whose outputs hold the tale: 64-bit numbers behind a magic number, or, in the older form, 2048 bytes with
-a fixed place for each of three units. The task in the name of the file is that of the watcher, not that of the operator.
+It is an ordinary dump file whose outputs hold the facts: 64-bit numbers behind a magic number, or, in the older form, 2048 bytes with a
+fixed place for each of three units. The task in the name of the file is that of the watcher, not that of the operator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OLD_UNITS = {"DHA atomic add": (0, 512), "L2 atomic add": (128, 768), "AI Core"
 
 @dataclass(frozen=True, slots=True)
 class AclOverflow:
-    """One overflow, with the operator it happened in given by task and stream. `fields` has every number of the file under its name."""
+    """One overflow; `task` and `stream` name the operator in which it happened. `fields` has every number of the file under its name."""
 
     path: Path
     unit: str
@@ -50,14 +50,14 @@ class AclOverflow:
     fields: dict[str, int]
 
     def concerns(self, name: AclName) -> bool:
-        """Whether the dump file of that name is of the operator that overflowed."""
+        """Tell whether the dump file of that name is of the operator that overflowed."""
         is_task = name.task == self.task and name.stream in (None, self.stream) and not name.is_overflow
         slices = ((self.context, name.context), (self.thread, name.thread))
         return is_task and all(told is None or found is None or told == found for told, found in slices)
 
 
 def read_overflows(path: Path) -> tuple[AclOverflow, ...]:
-    """The overflows that an Opdebug file tells of; none where every status is zero."""
+    """Read the overflows from an Opdebug file; none where every status is zero."""
     told: list[AclOverflow] = []
     for tensor in read_acl_file(path).of("output"):
         data = tensor.raw()

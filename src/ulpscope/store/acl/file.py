@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the dump files of Ascend's runtime (ACL) without CANN: the header, and each tensor when it is asked for.
+"""Read the dump files of Ascend's runtime (ACL) without CANN: the header, and each tensor on demand.
 
-Three forms exist: a length, a protobuf header and the raw bytes; the same with a header of tags and lengths ("nano"); and,
-older than both, a bare protobuf message with the bytes inside. The file is mapped, never read whole, and what the header claims
-is held against the size of the file before anything is taken for it.
+Three forms exist: a length, a protobuf header and the raw bytes; the same with a header of tags and lengths ("nano"); and, older than both,
+a bare protobuf message with the bytes inside. The file is mapped, never read whole, and no claim of the header is used before it is held
+against the size of the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ARGUMENT = 1  # as the type of an input
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AclTensor:
-    """One tensor of a dump. `format` and `shape` tell how it is stored, `original_shape` what it was before."""
+    """One tensor of a dump. `format` and `shape` describe how it is stored, `original_shape` how it was before."""
 
     role: str
     index: int
@@ -54,7 +54,7 @@ class AclTensor:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the file has the values. The writer leaves out tensors without memory on the device."""
+        """Tell whether the file has the values. The writer leaves out tensors without memory on the device."""
         return self._bytes is not None
 
     @property
@@ -62,14 +62,14 @@ class AclTensor:
         return f"{self.role} {self.index} of '{self.path}'"
 
     def array(self, format: str | None = None) -> npt.NDArray[Any]:
-        """The values, as stored or in another format; `ND` is the original shape.
+        """Return the values, as stored or in another format; `ND` is the original shape.
 
         Dtypes that NumPy lacks become float32, narrow integers int8 or uint8.
         """
         return values_of(self.dtype, self._codes(format))
 
     def data(self, format: str | None = None) -> TensorData:
-        """The tensor as the other stages take it; a dtype that they do not know becomes one that holds its values exactly."""
+        """Return the tensor for the other stages; a dtype that they do not know becomes one that holds its values exactly."""
         codes, name = self._codes(format), carried_as(self.dtype)
         if name == "bfloat16" and self.dtype != name:
             codes = (values_of(self.dtype, codes).view("<u4") >> 16).astype("<u2")
@@ -78,7 +78,7 @@ class AclTensor:
         return TensorData(name, codes.shape, np.ascontiguousarray(codes).reshape(-1).view(np.uint8).data)
 
     def raw(self) -> memoryview:
-        """The bytes as they lie in the file; none where the values were left out."""
+        """Return the bytes as they lie in the file; none where the values were left out."""
         return self._bytes if self._bytes is not None else memoryview(b"")
 
     def _codes(self, format: str | None) -> npt.NDArray[Any]:
@@ -108,7 +108,7 @@ class AclTensor:
         return self._bytes
 
     def _stored_shape(self) -> tuple[int, ...]:
-        """The shape of the header; a tensor without one is a single value, or a row of all that is there."""
+        """Return the shape in the header; a tensor without one is a single value, or a row of all values in its bytes."""
         if any(size < 0 for size in self.shape):
             raise DamagedRunError(f"{self.place} has the shape {list(self.shape)}, which no tensor has; dump again")
         if self.shape or self._bytes is None or len(self._bytes) * 8 < 2 * element_bits(self.dtype):
@@ -130,12 +130,12 @@ class AclDump:
     tensors: tuple[AclTensor, ...]
 
     def of(self, role: str) -> tuple[AclTensor, ...]:
-        """The tensors of one role."""
+        """Return the tensors of one role."""
         return tuple(tensor for tensor in self.tensors if tensor.role == role)
 
 
 def is_acl_file(path: Path) -> bool:
-    """Whether the file has a header that describes at least one tensor or names its operator."""
+    """Tell whether the file has a header that describes at least one tensor or names its operator."""
     try:
         dump = read_acl_file(path) if Path(path).is_file() else None
     except (InputError, OSError):
@@ -176,7 +176,9 @@ def _mapped(path: Path) -> memoryview:
 
 
 def _header(path: Path, view: memoryview) -> tuple[str, memoryview]:
-    """The form of the file and its header. A length that the file does not have belongs to the old form, which has none."""
+    """Return the form of the file and its header. If the first number exceeds the file, it is no length: the file has the old form, a bare
+    message.
+    """
     length = struct.unpack_from("<Q", view)[0] if len(view) >= 8 else 0
     if 0 < length <= len(view) - 8:
         if length > _MAX_HEADER_BYTES:
@@ -220,7 +222,7 @@ def _tensors(path: Path, form: str, message: DumpMessage, content: memoryview | 
 
 
 def _role(tensor: TensorMessage) -> str:
-    """What the tensor is: an exception dump has the memory of a kernel's arguments as inputs without a dtype and a shape."""
+    """Return the role of a tensor: an exception dump has the memory of a kernel's arguments as inputs without a dtype and a shape."""
     return "argument" if tensor.input_type == _ARGUMENT and not (tensor.dtype or tensor.shape) else tensor.role
 
 
@@ -232,7 +234,7 @@ def _cut(tensor: TensorMessage, message: DumpMessage, thread: int) -> None:
 
 
 def _check_sizes(path: Path, form: str, described: list[TensorMessage], content: memoryview) -> None:
-    """Sizes have to fit the file. Tensors without an address may be left out of it, where they then do."""
+    """Hold the sizes against the file. If they do not fit, tensors without an address were left out of it."""
     total = sum(tensor.size for tensor in described)
     if total <= len(content):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of Ascend's dump files and folders.
+"""Parse the names of Ascend's dump files and folders.
 
     {op_type}.{op_name}.{task}.{stream}.{time}            an operator; older writers leave the stream out
     ... .{task_type}.{context}.{thread}.{device}          behind that: one thread of a sliced operator (FFTS+)
@@ -38,7 +38,7 @@ _CALLBACK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AclName:
-    """What the name of a dump file says. `stream` is None in the older form without it; `time` is in microseconds."""
+    """The parts of a dump file's name. `stream` is None in the older form without it; `time` is in microseconds."""
 
     op_type: str
     op_name: str
@@ -52,12 +52,12 @@ class AclName:
 
     @property
     def is_overflow(self) -> bool:
-        """Whether the file tells of an overflow (`Opdebug.Node_OpDebug...`) rather than of an operator."""
+        """Tell whether the file is about an overflow (`Opdebug.Node_OpDebug...`) rather than an operator."""
         return self.op_type.lower() == "opdebug"
 
     @property
     def is_exception(self) -> bool:
-        """Whether the file was written because an operator failed."""
+        """Tell whether the file was written because an operator failed."""
         return self.op_name == ""
 
 
@@ -77,7 +77,7 @@ def parse_acl_name(filename: str) -> AclName:
 
 
 def match_acl_name(filename: str) -> AclName | None:
-    """The parts of the name, or None where it is not one."""
+    """Return the parts of the name, or None where it is no such name."""
     if len(filename) > _MAX_NAME or not filename.isprintable():
         return None
     found = _EXCEPTION.fullmatch(filename) or _CALLBACK.fullmatch(filename) or _OPERATOR.fullmatch(filename)
@@ -89,7 +89,7 @@ def match_acl_name(filename: str) -> AclName | None:
 
 
 def read_mapping(folder: Path) -> dict[str, str]:
-    """The true names of the files in a folder whose names were too long, by the number that stands for each."""
+    """Read the true names of the files whose names were too long, by the number that stands for each."""
     file = folder / MAPPING_FILE
     if file.is_symlink() or not file.is_file():
         return {}

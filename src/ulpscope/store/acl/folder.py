@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a folder of Ascend's dump files as a run: one call for each operator, in the order of their times.
+"""Open a folder of Ascend's dump files as a run: one call for each operator, in the order of their times.
 
     {dump_path}/{time}/{device}/{model_name}/{model_id}/{step}/{files}      any of these folders, and a single file, can be opened;
                                                                             there may be fewer levels
 
-The device is the rank. A file that cannot be read costs its call, and the ledger says so; scratch memory (buffers, workspaces) is left out.
+The device is the rank. A call whose files cannot be read is missing, and the ledger says so; scratch memory (buffers, workspaces) is left
+out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TIME = re.compile(r"\d{14,17}")
 
 @dataclass(frozen=True, slots=True)
 class AclFile:
-    """One file of a dump, under the name that it has or, where that was too long, would have."""
+    """One file of a dump, under its true name even where that was too long for the file system."""
 
     path: Path
     name: AclName
@@ -47,7 +48,7 @@ class AclFile:
 
 
 def acl_files(folder: Path) -> list[AclFile]:
-    """The dump files in one folder, in the order of their times."""
+    """List the dump files in one folder, in the order of their times."""
     mapping = read_mapping(folder)
     found = []
     with os.scandir(folder) as entries:
@@ -60,7 +61,7 @@ def acl_files(folder: Path) -> list[AclFile]:
 
 
 def recognize(path: Path) -> bool:
-    """Whether the path is a dump file of Ascend, or a folder with some in it or in its folders of numbers."""
+    """Tell whether the path is a dump file of Ascend, or a folder with such files in it or in its folders of numbers."""
     if path.is_dir():
         return next(_folders(path), None) is not None
     name = match_acl_name(path.name.removesuffix(".csv"))
@@ -91,7 +92,7 @@ def open_dump(path: Path) -> AclRun:
 
 
 def _folders(path: Path, depth: int = 0) -> Iterator[Path]:
-    """The folders with dump files. Below the given one all are named by a number, save the model's, which stands in one that is."""
+    """Find the folders with dump files. Below the given folder each is named by a number or, as the model's, stands in one that is."""
     try:
         with os.scandir(path) as entries:
             names = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
@@ -115,7 +116,7 @@ def _time_of(folder: Path) -> str:
 
 
 def _place(folder: Path, root: Path) -> tuple[int, int]:
-    """The device and the step, from the folders below that of the time; without one, from those below the opened one."""
+    """Read the device and the step from the folders below that of the time; without one, from those below the opened folder."""
     parts = folder.absolute().parts
     times = [at for at, part in enumerate(parts) if _TIME.fullmatch(part)]
     below = parts[times[-1] + 1 :] if times else folder.relative_to(root).parts
@@ -129,7 +130,7 @@ def _number(text: str) -> int:
 
 
 class AclRun:
-    """Dump files as a `Run`. The step read last stays in memory, its tensors do not."""
+    """Dump files as a `Run`. It keeps the last step in memory, without its tensors."""
 
     def __init__(self, path: Path, places: dict[tuple[int, int], list[AclFile]]) -> None:
         self._path = path
@@ -182,7 +183,7 @@ class AclRun:
 
 
 class _Step:
-    """What the files of one step hold."""
+    """The contents of one step's files."""
 
     def __init__(self, rank: int, step: int, files: list[AclFile]) -> None:
         self.ledger: list[LedgerEntry] = []
@@ -216,7 +217,7 @@ class _Step:
                 )
 
     def _read(self, group: list[AclFile]) -> tuple[str, tuple[TensorRecord, ...] | None]:
-        """The true name of an operator, and its slots; None where no file of it can be read."""
+        """Return the true name of an operator, and its slots; None where none of its files can be read."""
         module, is_read = group[0].name.op_name, False
         slots: dict[Slot, TensorRecord] = {}
         for file in group:
@@ -262,7 +263,7 @@ class _Step:
 
 
 def _calls(files: Iterable[AclFile]) -> list[list[AclFile]]:
-    """The files of each call: its values, its statistics, or both."""
+    """Group the files of each call: its values, its statistics, or both."""
     calls: dict[tuple[Path, AclName], list[AclFile]] = {}
     for file in files:
         calls.setdefault((file.path.parent, file.name), []).append(file)
@@ -295,7 +296,7 @@ def _record(tensor: AclTensor, slot: Slot, content: str) -> TensorRecord:
 
 
 def _data(tensor: AclTensor) -> tuple[TensorData, str]:
-    """The tensor in its original shape, or as stored where that cannot be had, and what to say about it."""
+    """Return the tensor in its original shape, or as stored where it cannot be converted, and a note about that."""
     try:
         data, notes = tensor.data("ND" if is_convertible(tensor.format) else None), []
         if not is_convertible(tensor.format):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of an ACL dump in the form without protobuf: a magic number and a version, then parts with a tag and a length.
+"""Read the header of an ACL dump in the form without protobuf: a magic number and a version, then parts with a tag and a length.
 
-The inputs (tag 4) and the outputs (tag 5) each begin with their count. A tensor is a row of fixed fields followed by its own tagged
-parts: the shape, the original shape, and the name of the original operator.
+The inputs (tag 4) and the outputs (tag 5) each begin with their count. A tensor is a row of fixed fields followed by its own tagged parts:
+the shape, the original shape, and the name of the original operator.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _tensors(role: str, data: memoryview) -> Iterator[TensorMessage]:
 
 
 def _described(role: str, index: int, data: memoryview, at: int) -> tuple[TensorMessage, int, int]:
-    """The fixed fields of a tensor, the length of its parts, and where these begin."""
+    """Read the fixed fields of a tensor, the length of its parts, and where these begin."""
     if role == "input":
         dtype, format, _, address, _, size, length = _unpacked(_INPUT, data, at)
         return TensorMessage(role, index, dtype=dtype, format=format, address=address, size=size), length, at + _INPUT.size

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sliced operators (FFTS+): each thread dumps its part of the tensors, and an attribute in JSON says which part that is."""
+"""Read the shapes of sliced operators (FFTS+): each thread dumps its part of the tensors, and an attribute in JSON says which part that
+is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _MAX_CHARACTERS = 1 << 20
 
 
 def slice_shape(attributes: Iterable[str], thread: int, role: str, index: int) -> tuple[int, ...] | None:
-    """The shape of one thread's part of a tensor; None where the operator is not sliced by threads, or the attribute does not say."""
+    """Return the shape of one thread's part of a tensor; None where the operator is not sliced by threads, or the attribute does not
+    say.
+    """
     for text in attributes:
         told = _told(text)
         if told.get("threadMode"):

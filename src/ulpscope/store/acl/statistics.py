@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistics that Ascend's runtime writes instead of values: a csv for each operator, a row for each tensor."""
+"""Read the statistics that Ascend's runtime writes instead of values: a csv for each operator, a row for each tensor."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _WORDS = {
 
 
 def is_statistics_file(path: Path) -> bool:
-    """Whether the file begins with the headings of such statistics."""
+    """Tell whether the file begins with the headings of such statistics."""
     with path.open("rb") as stream:
         return stream.read(64).startswith(b"Input/Output,Index,Data Size")
 
 
 def read_statistics(path: Path) -> tuple[TensorRecord, ...]:
-    """A record with a summary for each row."""
+    """Read a record with a summary from each row."""
     size = path.stat().st_size
     if size > _MAX_BYTES:
         raise DamagedRunError(f"'{path}' has {size} bytes, more than the statistics of any operator; it is damaged or something else")

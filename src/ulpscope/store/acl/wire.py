@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of an ACL dump: a protobuf message, read by the few rules of its wire format.
+"""Read the header of an ACL dump: a protobuf message, decoded by the few rules of its wire format.
 
-Only the fields that are asked for are decoded, to the depth that the message has; the rest is skipped by its length. So nesting cannot run
-away, and nothing is taken for a length that the bytes do not have. Bytes fields stay views.
+Only the fields that we use are decoded, to the depth that the message has; the rest is skipped by its length. So nesting cannot run away,
+and a length beyond the bytes is refused. Bytes fields stay views.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROLES = {3: ("output", _OUTPUT), 4: ("input", _INPUT), 5: ("buffer", _BUFFER), 
 
 
 class WireError(ValueError):
-    """Bytes that are not such a message; the text is the reason, without a place."""
+    """Bytes that are no such message; the text is the reason, without a place."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ def _tensor(role: str, index: int, names: dict[int, str], data: memoryview) -> T
 
 
 def _dims(data: memoryview) -> tuple[int, ...]:
-    """Sizes, packed into one field or one field each."""
+    """Read sizes, packed into one field or one field each."""
     dims: list[int] = []
     for number, value in _fields(data):
         if number != 1:
@@ -128,7 +128,7 @@ def _varints(data: memoryview) -> Iterator[int]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, _Value]]:
-    """The fields of a message in order: a number for the numeric wire types, a view for the others."""
+    """Iterate over the fields of a message in order: a number for the numeric wire types, a view for the others."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -169,7 +169,7 @@ def _part(value: _Value) -> memoryview:
 
 
 def _integer(value: _Value) -> int:
-    """An integer; sint fields of the message are small, so negative ones come as 64-bit two's complement."""
+    """Return an integer; sint fields of the message are small, so negative ones come as 64-bit two's complement."""
     if not isinstance(value, int):
         raise WireError("a text stands where a number belongs")
     return value

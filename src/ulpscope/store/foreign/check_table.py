@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the table of a check: our own csv, or the details csv of api_accuracy_checker and msprobe, told apart by their headings.
+"""Read the table of a check: our own csv, or the details csv of api_accuracy_checker and msprobe, told apart by their headings.
 
-Both tools' names become ours. A cell that is no number is no value.
+The names of both tools become ours. A cell that is no number is no value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UPSTREAM_COLUMNS = {
     "ULP误差平均值": "ulp_mean",
     "ULP误差大于阈值占比": "ulp_beyond",
 }
-"""The headings of the other tools' details, in our words."""
+"""The headings in the details of the other tools, in our words."""
 _UPSTREAM_NAME = re.compile(
     r"(?P<namespace>[^.*]{1,100})[.*](?P<name>.{1,400}?)[.*](?P<index>\d{1,9})\.(?P<phase>forward|backward)\.(?P<slot>output\.\d{1,6})"
 )
@@ -53,7 +53,7 @@ _UPSTREAM_STATUS = {"pass": "passed", "warning": "warning", "error": "failed", "
 
 
 def read_check_table(path: Path) -> tuple[DeviceRow, ...]:
-    """Every row of a check's csv."""
+    """Read every row of a check's csv."""
     rows = _cells(path)
     headings = next(rows, {})
     if {"call", "phase", "slot", "dtype"} <= headings.keys():
@@ -69,7 +69,7 @@ def read_check_table(path: Path) -> tuple[DeviceRow, ...]:
 
 
 def _cells(path: Path) -> Iterator[dict[str, str]]:
-    """The headings as a row of themselves, then each row by its headings."""
+    """Yield the headings as a row of their own, then each row by its headings."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"'{path}' is larger than {_MOST_BYTES >> 30} GiB, which no table of a check is; give another file")
@@ -122,7 +122,7 @@ def _upstream(row: dict[str, str], name: str) -> DeviceRow:
 
 
 def _without_single_place(rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
-    """A table of one step of one rank compares with any other of one step, whichever it was."""
+    """Drop the place from a table of one step of one rank, so that it compares with any other single step."""
     if len({row.place for row in rows}) != 1:
         return rows
     return tuple(replace(row, place="") for row in rows)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what api_accuracy_checker recorded: forward_info_*.json with backward_info_*.json, stack_info_*.json and the real data beside them.
+"""Read what api_accuracy_checker recorded: forward_info_*.json with backward_info_*.json, stack_info_*.json and the real data beside them.
 
     dump/step1/forward_info_4711.json     the file, its folder or the folder of the steps can be opened; a process is a rank,
                                           in the order of the numbers at the end of the names
 
 Names come as `Functional*silu*0` (the checker), `Functional_silu_0_forward` (overflow detection) or with dots. Only inputs and gradients of
-outputs were recorded, no results; the gradients that a backward call makes stand in its record without values. A path to real data counts
-from its folder `forward_real_data*` or `backward_real_data*` on, beside the json, and never leads out of there. An entry that makes
-no sense goes to the ledger, and the others are read.
+outputs were recorded, no results; the gradients that a backward call makes stand in its record without values. Of a path to real data only
+the part from its folder `forward_real_data*` or `backward_real_data*` on counts; it lies beside the json and never leads out of there. An
+entry that cannot be understood goes to the ledger, and the others are read.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _KEY = re.compile(
     r"(?:[._](?:forward|backward))?"
 )
 UNRECORDED = "the checker does not record gradients of inputs"
-"""The note of a gradient that there was, and of which nothing is known but its place."""
+"""The note of a gradient that the call had, and that was recorded by its place alone."""
 _REAL_DATA = re.compile(r"(forward|backward)_real_data[\w.-]*")
 
 
 def recognize(path: Path) -> bool:
-    """Whether the path looks like a recording of api_accuracy_checker."""
+    """Tell whether the path looks like a recording of api_accuracy_checker."""
     if path.is_file():
         return path.suffix == ".json" and (_INFO.fullmatch(path.name) is not None or _FIRST_ENTRY.match(_head(path)) is not None)
     return path.is_dir() and any(True for _ in _found(path))
 
 
 def own_name(key: str) -> str | None:
-    """The name that a call of the recording has here, where no other shares it; None for what is no call.
+    """Return our name for a call of the recording, if no other call shares it; None for an entry that is no call.
 
     >>> own_name("Functional*conv2d*0"), own_name("Tensor.__add__.3.forward")
     ('functional.conv2d.0', 'Tensor.add.3')
@@ -110,7 +110,7 @@ def _places(path: Path) -> Iterator[Place]:
 
 
 def _found(folder: Path) -> Iterator[Path]:
-    """One file for each process and step: forward_info, or backward_info where there is no other."""
+    """Find one file for each process and step: forward_info, or backward_info where there is no other."""
     folders = [folder, *sorted(entry for entry in _entries(folder) if re.fullmatch(r"step\d{1,9}", entry.name) and entry.is_dir())]
     for place in folders:
         names = {entry.name: entry for entry in _entries(place) if _INFO.fullmatch(entry.name) and entry.is_file()}
@@ -130,7 +130,7 @@ def _forward_of(file: Path) -> Path:
 
 
 def _other(name: str, kind: str) -> str:
-    """`backward_info_7.json` of `forward_info_7.json`, and the like for names of the user's own."""
+    """Name the sibling file of another kind: `backward_info_7.json` for `forward_info_7.json`, and so for names that the user chose."""
     return re.sub("forward|backward|stack", kind, name, count=1)
 
 
@@ -191,7 +191,7 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 
 def _with_wanted_gradients(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
-    """The checker keeps no gradients of inputs; which ones there were follows from what required one."""
+    """Add the gradients of inputs, which the checker does not keep: a call has one for each input that required it."""
     forwards: dict[CallName, CallRecord] = {}
     for record in records:
         if record.phase == "forward":
@@ -229,7 +229,7 @@ def _entries_of(place: Place, phase: Phase, ledger: list[LedgerEntry], backward:
 
 
 def _is_of(file: Path, phase: Phase) -> bool:
-    """A file whose name says nothing holds forward calls."""
+    """Tell whether a file holds calls of this phase; a file with neither word in its name holds forward calls."""
     return phase in file.name or (phase == "forward" and "backward" not in file.name)
 
 
@@ -251,7 +251,7 @@ class _NoSense(Exception):
 
 @dataclass(slots=True)
 class _Leaves:
-    """Walks the values of one entry: tensors are collected in `found`, the rest becomes arguments."""
+    """Walks the values of one entry: collects the tensors in `found` and turns the rest into arguments."""
 
     place: Place
     found: list[TensorRecord] = field(default_factory=list)
@@ -306,7 +306,7 @@ class _Leaves:
         )
 
     def _real(self, leaf: dict[str, Any], slot: Slot) -> TensorRecord | None:
-        """The dtype and the shape of real data are in its file only."""
+        """Read the dtype and the shape of real data from its file: the json has neither."""
         content = _inside(self.place.tensors, leaf.get("datapath"))
         if content is None:
             self.missing.append(f"{slot}: the file {str(leaf.get('datapath'))[-120:]!r} is not in the recording")
@@ -320,7 +320,7 @@ class _Leaves:
 
 
 def _inside(folder: Path, path: object) -> str | None:
-    """The part of a recorded path that lies in the folder of the recording, if such a file is there."""
+    """Return the part of a recorded path that lies in the folder of the recording, if that file is there."""
     if not isinstance(path, str) or not path.endswith((".pt", ".npy")) or "\0" in path or len(path) > 4096:
         return None
     parts = PurePosixPath(path.replace("\\", "/")).parts

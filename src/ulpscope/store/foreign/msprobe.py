@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the dumps of msprobe, 1.x to 26.x: dump.json with stack.json, construct.json and dump_tensor_data/.
+"""Read the dumps of msprobe, 1.x to 26.x: dump.json with stack.json, construct.json and dump_tensor_data/.
 
     dump/step0/rank0/dump.json      any of these four paths can be opened; `rank` alone and `proc4711`
                                     stand for a process that was not distributed
 
-dump.json is needed; what is wrong with the other two goes to the ledger. Absolute paths inside a dump are not followed.
+dump.json is needed; errors in the other two go to the ledger. Absolute paths inside a dump are not followed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _HEADER = re.compile(rb'"(task|level|framework)"\s*:\s*"([^"\\]*)"')
 
 
 def recognize(path: Path) -> bool:
-    """Whether the path looks like a dump of msprobe."""
+    """Tell whether the path looks like a dump of msprobe."""
     if path.is_file():
         return path.name == "dump.json" or (path.suffix == ".json" and b'"dump_data_dir"' in _head(path))
     return bool(_rank_folders(path))
@@ -75,7 +75,7 @@ def open_dump(path: Path) -> ForeignRun:
 
 
 def open_files(path: Path, files: Mapping[tuple[int, int], Path]) -> ForeignRun:
-    """Dump files as one run, each at the rank and step that the caller says; `path` is what the user calls it."""
+    """Open dump files as one run, each at the rank and step that the caller gives; `path` is the run's name for the user."""
     return _run(path, tuple(Place(rank, step, file, file.parent / "dump_tensor_data") for (rank, step), file in files.items()))
 
 
@@ -187,7 +187,7 @@ def _read(place: Place) -> Reading:
 
 
 def _entries(place: Place, data: dict[str, Any], ledger: list[LedgerEntry]) -> list[_Entry]:
-    """The entries that are calls; how many are not goes to the ledger."""
+    """Return the entries that are calls; the ledger gets the number of the others."""
     entries: list[_Entry] = []
     unknown: list[str] = []
     for key, body in data.items():
@@ -203,7 +203,8 @@ def _entries(place: Place, data: dict[str, Any], ledger: list[LedgerEntry]) -> l
 
 
 def _in_order(entries: list[_Entry]) -> list[_Entry]:
-    """1.x reserves the place of a parameter's gradient when its module runs forward; it belongs behind the backward.
+    """Move early gradients of parameters behind the backward: 1.x reserves the place of a parameter's gradient when its module runs
+    forward.
 
     Gradients arrive in the opposite order, which is also the order of later versions.
     """
@@ -227,7 +228,7 @@ def _side_file(place: Place, name: str, ledger: list[LedgerEntry]) -> dict[str, 
 
 
 def _stacks(data: dict[str, Any]) -> dict[str, tuple[Frame, ...]]:
-    """Frames by entry."""
+    """Return the frames of each entry."""
     stacks: dict[str, tuple[Frame, ...]] = {}
     for names, frames in written_stacks(data):
         parsed = user_frames(_frames(frames))
@@ -243,14 +244,14 @@ def _frames(lines: list[Any]) -> Iterator[Frame]:
 
 
 def _parents(data: dict[str, Any]) -> dict[str, str]:
-    """The parent of each entry; under Megatron the value is [parent, number of the micro step]."""
+    """Return the parent of each entry; under Megatron the value is [parent, number of the micro step]."""
     firsts = ((key, value[0] if isinstance(value, list) and value else value) for key, value in data.items())
     return {key: parent for key, parent in firsts if isinstance(parent, str)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dump:
-    """Everything that is known about one step of one rank."""
+    """The contents of the files of one step of one rank."""
 
     place: Place
     entries: list[_Entry]
@@ -320,13 +321,13 @@ class _Dump:
 
 
 def _arguments(body: dict[str, Any]) -> Arguments:
-    """The inputs of a forward as the call had them, with a reference where a tensor stood."""
+    """Rebuild the arguments of a forward call, with a reference where a tensor stood."""
     args, kwargs = (dict(_by_place(container)) for container in input_containers(body))
     return Arguments(args=tuple(args.values()), kwargs={str(key): value for key, value in kwargs.items()} or None)
 
 
 def _by_place(container: Any) -> Iterator[tuple[int | str, Any]]:
-    """The values of a container by position or name; a lone leaf counts as position 0."""
+    """Return the values of a container by position or name; a lone leaf counts as position 0."""
     if isinstance(container, dict) and not is_leaf(container):
         places: Iterable[tuple[int | str, Any]] = container.items()
     else:
@@ -354,7 +355,7 @@ def _plain(value: Any) -> Any:
 
 
 def _argument(kind: str, leaf: dict[str, Any]) -> Any:
-    """A leaf that is no tensor, in our notation."""
+    """Turn a leaf that is no tensor into our notation."""
     value = leaf.get("value")
     name = str(value if value is not None else leaf.get("format", "")).removeprefix("torch.")
     match kind:

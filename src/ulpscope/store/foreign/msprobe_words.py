@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dump.json of msprobe states, word for word: its entries, the values in them, and the stacks beside it.
+"""Read a dump.json of msprobe word for word: its entries, the values in them, and the stacks beside it.
 
 `Functional.gelu.0.forward` has the values `...input.0`, `...input.approximate`, `...output.0`; a module has `...parameters.weight` before
-its outputs. The same is read from debug.json, whose entries are values themselves. Nothing in a dump is trusted: what makes no sense is a
-value without numbers, and the names of files are only looked up in the folder of the dump.
+its outputs. debug.json is read in the same way; its entries are values themselves. Nothing in a dump is trusted: a value that cannot be
+understood has no numbers, and the names of files are only looked up in the folder of the dump.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LATER_PARTS: tuple[tuple[str, WrittenRole, str], ...] = (("parameters", "parame
 
 
 def load_json(file: Path) -> dict[str, Any]:
-    """The object in a json file of a dump; anything else is refused in one sentence."""
+    """Load the object from a json file of a dump; refuse anything else in one sentence."""
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -77,7 +77,7 @@ def load_json(file: Path) -> dict[str, Any]:
 
 
 class Leaf(NamedTuple):
-    """One value of an entry: its role, the word for that role, its place, and what the dump says of it."""
+    """One value of an entry: its role, the word for that role, its place, and the dump's statement of it."""
 
     role: WrittenRole
     word: str
@@ -86,7 +86,7 @@ class Leaf(NamedTuple):
 
 
 def is_leaf(value: object) -> bool:
-    """Whether an object of the dump is one value and not a container."""
+    """Tell whether an object of the dump is one value and not a container."""
     return isinstance(value, dict) and (isinstance(value.get("type"), str) or is_tensor(value))
 
 
@@ -95,12 +95,12 @@ def is_tensor(value: object) -> bool:
 
 
 def input_containers(body: dict[str, Any]) -> tuple[Any, Any]:
-    """The inputs of an entry by position, which a backward names otherwise, and by keyword."""
+    """Return the inputs of an entry by position (a backward entry names them otherwise) and by keyword."""
     return body.get("input_args", body.get("input")), body.get("input_kwargs")
 
 
 def part_leaves(body: dict[str, Any], entry: str, file: Path) -> Iterator[Leaf]:
-    """The values of a call, a lone value at position 0."""
+    """Yield the values of a call, a lone value at position 0."""
     containers = [("input", "input", container) for container in input_containers(body)]
     containers += [(role, word, body.get(part)) for part, role, word in _LATER_PARTS]
     for role, word, container in containers:
@@ -111,7 +111,7 @@ def part_leaves(body: dict[str, Any], entry: str, file: Path) -> Iterator[Leaf]:
 
 
 def gradient_leaves(body: dict[str, Any], entry: str, file: Path) -> Iterator[Leaf]:
-    """The gradients of parameters, by the parameter; later versions wrap each in a list."""
+    """Yield the gradients of parameters, by the parameter; later versions wrap each in a list."""
     for key, value in body.items():
         yield from _leaves(value[0] if isinstance(value, list) and value else value, Leaf("gradient", "", (key,), None), entry, file)
 
@@ -131,7 +131,7 @@ def _leaves(value: Any, at: Leaf, entry: str, file: Path) -> Iterator[Leaf]:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDump:
-    """One dump.json. `mode` is what it allows to compare by."""
+    """One dump.json. `mode` is the kind of comparison that its contents allow."""
 
     path: Path
     task: str
@@ -170,7 +170,7 @@ def read_written(path: Path, stacks: Path | None = None) -> WrittenDump:
 
 
 def written_stacks(content: dict[str, Any]) -> Iterator[tuple[list[str], list[Any]]]:
-    """The frames of stack.json with the calls that they belong to: 26.x writes number -> [names, frames], 1.x name -> frames."""
+    """Yield the frames of stack.json with the calls that they belong to: 26.x writes number -> [names, frames], 1.x name -> frames."""
     for key, value in content.items():
         is_shared = isinstance(value, list) and len(value) == 2 and all(isinstance(part, list) for part in value)
         names, frames = value if is_shared else ([key], value)
@@ -179,7 +179,7 @@ def written_stacks(content: dict[str, Any]) -> Iterator[tuple[list[str], list[An
 
 
 def _stack_texts(path: Path) -> dict[str, str]:
-    """The frames of each call as text. A damaged file is as good as none: stacks are an extra."""
+    """Return the frames of each call as text. A damaged file counts as missing: stacks are an extra."""
     if not path.is_file():
         return {}
     try:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the dumps of torch_npu.hooks: one text file named .pkl with a JSON array a line, `[name, values, dtype, shape]`.
+"""Read the dumps of torch_npu.hooks: one text file named .pkl with a JSON array a line, `[name, values, dtype, shape]`.
 
     ["Module_Linear_forward_input.0", [0.5, -1.25], "torch.float32", [1, 2]]
 
-Names carry no count, so calls are counted in order of appearance. In backward, `input` is the gradient of an output. A true pickle
-is never loaded. A line is read when its values are asked for; only its place in the file stays in memory.
+Names carry no count, so calls are counted in order of appearance. In backward, `input` is the gradient of an output. A true pickle is never
+loaded. Values are read on demand; only the place of each line stays in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BEGINNING = re.compile(rb'\s*\[\s*"(?:\d{1,9}_)?(?:Module|Tensor|Torch|Function
 
 @dataclass(frozen=True, slots=True)
 class HooksLine:
-    """One tensor of the file: what it is called, and where its line begins."""
+    """One tensor of the file: its name, and where its line begins."""
 
     name: str
     dtype: str
@@ -50,7 +50,7 @@ class HooksLine:
 
 
 def recognize(path: Path) -> bool:
-    """Whether the path looks like a dump of torch_npu.hooks."""
+    """Tell whether the path looks like a dump of torch_npu.hooks."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
@@ -106,12 +106,12 @@ class HooksRun:
         return not self._ledger
 
     def lines(self) -> Iterator[HooksLine]:
-        """The tensors of the file in its order."""
+        """Yield the tensors of the file in its order."""
         for _, line in self._read():
             yield line
 
     def values(self, offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The values of the line that begins there."""
+        """Read the values of the line that begins at `offset`."""
         with self._path.open("rb") as stream:
             stream.seek(offset)
             parsed = json_array(stream.readline())
@@ -179,7 +179,7 @@ class HooksRun:
 
 
 def _numbered(tensors: Iterator[tuple[re.Match[str], TensorRecord]]) -> Iterator[tuple[int, re.Match[str], TensorRecord]]:
-    """A call ends where an output is followed by something that is no output of it, or where the name changes."""
+    """Number the calls: a call ends where an input follows an output, where a slot comes again, or where the name changes."""
     number = 0
     last: tuple[tuple[str, str, str], str, frozenset[Slot]] | None = None
     for match, record in tensors:

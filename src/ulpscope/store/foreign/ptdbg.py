@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the dumps of ptdbg: `[mode_]dump.pkl`, which is text with one JSON array a line, and the folder of .npy files of the same stem.
+"""Read the dumps of ptdbg: `[mode_]dump.pkl`, which is text with one JSON array a line, and the folder of .npy files of the same stem.
 
     ptdbg_dump_v4.0/step0/rank0/api_stack_dump.pkl      any of these paths, and the folder above, can be opened;
                                                         the step folder may be missing or stand first
@@ -51,7 +51,7 @@ _FOLDER = re.compile(r"step\d{1,9}|rank\d{0,9}|.*_v\d[\w.]*")
 
 
 def recognize(path: Path) -> bool:
-    """Whether the path looks like a dump of ptdbg."""
+    """Tell whether the path looks like a dump of ptdbg."""
     if path.is_file():
         return path.name.endswith("dump.pkl") or (path.suffix == ".pkl" and _head(path).startswith(b"["))
     return bool(_files(path))
@@ -67,7 +67,7 @@ def open_dump(path: Path) -> ForeignRun:
 
 
 def open_file(file: Path, tensors: Path, *, rank: int = 0, step: int = 0) -> ForeignRun:
-    """One pkl file by itself, with its tensors wherever they lie, as the rank and step that it is said to be."""
+    """Open one pkl file by itself, with its tensors wherever they lie, as the given rank and step."""
     place = Place(rank, step, file, tensors)
     return ForeignRun(file, RunInfo(format="ptdbg", tool="ptdbg_ascend", world_size=1), (place,), _read)
 
@@ -81,7 +81,7 @@ def _head(file: Path) -> bytes:
 
 
 def _files(path: Path) -> list[Path]:
-    """The dump files at the path or in the folders below that a dump consists of."""
+    """Find the dump files at the path or in the folders below that make up a dump."""
     if path.is_file():
         return [path]
     if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
@@ -106,7 +106,7 @@ def _places(path: Path) -> Iterator[Place]:
 
 
 def _step_number(file: Path) -> int:
-    """From the nearest folder that is named after a step, at most three up."""
+    """Return the step of the nearest folder that is named after one, at most three up."""
     matches = (re.fullmatch(r"step(\d{1,9})", folder.name) for folder in list(file.parents)[:3])
     return next((int(match[1]) for match in matches if match), 0)
 
@@ -154,7 +154,7 @@ def _read(place: Place) -> Reading:
 
 
 def _lines(place: Place) -> tuple[list[_Line], list[LedgerEntry], bool]:
-    """The lines that are part of a call; a last line without its end is what a killed writer leaves."""
+    """Read the lines that are part of a call; a killed writer leaves a last line without its end."""
     if not _head(place.file).startswith(b"["):
         raise DamagedRunError(
             f"'{place.file}' is not the text that ptdbg writes, one JSON array a line; "
@@ -179,7 +179,7 @@ def _lines(place: Place) -> tuple[list[_Line], list[LedgerEntry], bool]:
 
 @dataclass(slots=True)
 class _Call:
-    """What the lines of one call in one phase add up to."""
+    """The slots, arguments and stack of one call in one phase, gathered line by line."""
 
     slots: dict[Slot, TensorRecord] = field(default_factory=dict)
     arguments: dict[tuple[int | str, ...], Any] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dump file of ptdbg states, word for word: one JSON array a line, and the values of one call and phase together.
+"""Read a dump file of ptdbg word for word: one JSON array a line, and the values of one call and phase together.
 
-All three layouts are read: three statistics (4.0), four (with the norm), and none beside a checksum. The lines of one call and phase
-are one call wherever they stand; a name that comes again begins the next one.
+All three layouts are read: three statistics (4.0), four (with the norm), and none beside a checksum. The lines of one call and phase are
+one call wherever they stand; a name that comes again begins the next one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(r"(?P<call>.+_(?:forward|backward))_(?:(?P<role>input|output)
 
 
 class JsonLine(NamedTuple):
-    """One line; `values` is None where it is no array, and empty where it is blank."""
+    """One line; `values` is None if it is no array, and empty if the line is blank."""
 
     number: int
     text: bytes
@@ -37,12 +37,12 @@ class JsonLine(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether it was not written to its end, which is what a killed writer leaves."""
+        """Tell whether the line was not written to its end; a killed writer leaves such a line."""
         return self.values is None and not self.text.endswith(b"\n") and len(self.text) < _LONGEST_LINE
 
 
 def json_lines(file: Path) -> Iterator[JsonLine]:
-    """The lines of a dump file."""
+    """Read the lines of a dump file."""
     with file.open("rb") as stream:
         count = 0
         while text := stream.readline(_LONGEST_LINE):
@@ -51,7 +51,7 @@ def json_lines(file: Path) -> Iterator[JsonLine]:
 
 
 def json_array(text: bytes) -> list[Any] | None:
-    """One line, None where it is no array; a blank one is an empty array."""
+    """Parse one line; None if it is no array, an empty array if it is blank."""
     if is_crowded(text):
         return None
     try:
@@ -62,7 +62,7 @@ def json_array(text: bytes) -> list[Any] | None:
 
 
 def named_lines(path: Path) -> Iterator[tuple[str, list[Any]]]:
-    """The lines with their names. A last line without its end is what a killed writer leaves, and is left out."""
+    """Yield the lines with their names, without a last line that a killed writer did not finish."""
     try:
         for line in json_lines(path):
             if line.is_cut and line.text.startswith(b"["):
@@ -114,7 +114,7 @@ class _Gathered:
 
 
 def read_written(path: Path) -> WrittenFile:
-    """All calls of a dump file."""
+    """Read all calls of a dump file."""
     calls: list[_Gathered] = []
     latest: dict[str, _Gathered] = {}
     strangers = 0

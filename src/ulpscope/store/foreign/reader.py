@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the readers of other tools' dumps share: their words in ours, and a `Run` over one text file for each rank and step.
+"""Share code among the readers of other tools' dumps: our names for their words, and a `Run` over one text file for each rank and step.
 
-Nothing in a dump is trusted. A file name is a plain name inside the folder of its dump, a tensor file is opened
-without running what it holds, and its shape has to be the recorded one.
+Nothing in a dump is trusted. A file name is a plain name inside the folder of its dump, a tensor file is opened without running its code,
+and its shape has to be the recorded one.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ NOT_RECORDED: dict[str, Any] = {"$object": "unknown", "repr": "not recorded by t
 
 _NAMESPACES = {"Functional": "functional", "Torch": "torch", "Distributed": "distributed", "NPU": "npu", "Aten": "aten"}
 
-# The name under which torch shows the call of an operator to a TorchFunctionMode, and so the name in a run of ours.
-# Operators that are missing here keep their name.
+# The name under which torch shows the call of an operator to a TorchFunctionMode, and so the name in a run of ours. An operator that is
+# missing here keeps its name.
 _OPERATORS = {
     "__abs__": "abs",
     "__add__": "add",
@@ -88,7 +88,7 @@ _SINGLE_NODE = """
 """
 _SINGLE_NODE_CALLS = frozenset(_SINGLE_NODE.split())
 
-_MOST_SKIPPED = 64  # arguments that are no tensors, of which the tool tells nothing
+_MOST_SKIPPED = 64  # arguments that are no tensors: the tool does not record them
 _MOST_SKIPPED_OF_EACH = 16
 _MOST_CROWDED = 16 << 20
 _MOST_NPY_HEADER = 1 << 16
@@ -114,21 +114,21 @@ _LIBRARY_FRAME = re.compile(r"[/\\](torch|torch_npu|msprobe|ptdbg_ascend)[/\\]|^
 
 
 def operation(namespace: str, name: str) -> str:
-    """Our name of an operation: `operation("Tensor", "__add__")` is `Tensor.add`."""
+    """Return our name of an operation: `operation("Tensor", "__add__")` is `Tensor.add`."""
     if namespace == "Tensor":
         name = _OPERATORS.get(name, name)
     return f"{_NAMESPACES.get(namespace, namespace)}.{name}"
 
 
 class Numbering:
-    """Call names for the calls of another tool, which may count apart what we count together.
+    """Call names for the calls of another tool, which may count apart calls that we count together.
 
-    Where several of its operations become one of ours (`__add__` and `__radd__`, or two modules of one class), calls
-    are counted anew in order of appearance; elsewhere they keep their number, which a partial dump relies on.
+    Where several of its operations become one of ours (`__add__` and `__radd__`, or two modules of one class), calls are counted anew in
+    order of appearance. Elsewhere they keep their number, so that a partial dump still matches.
     """
 
     def __init__(self, calls: Iterable[tuple[str, Hashable, int]]) -> None:
-        """Each call is (our operation, its operation, its count)."""
+        """Count the calls, each given as (our operation, its operation, its count)."""
         self._seen: dict[str, dict[tuple[Hashable, int], int]] = {}
         for op, source, index in calls:
             group = self._seen.setdefault(op, {})
@@ -143,9 +143,9 @@ class Numbering:
 
 
 def mark_late_inputs(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
-    """Some versions looked at the inputs after the call: what an in-place call changed is then not its input any more.
+    """Mark inputs that were recorded after the call: some versions read them too late, when an in-place call had changed them.
 
-    Such a version shows in that the first input of every in-place call is like its output.
+    In a dump of such a version the first input of every in-place call equals its output.
     """
     every = tuple(records)
     pairs = [_first_in_and_out(record) for record in every if _is_in_place(record)]
@@ -183,8 +183,8 @@ def join_backward(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
 def _with_gradients(record: CallRecord, forward: CallRecord | None) -> CallRecord:
     """Put the gradients of an autograd node under the arguments that they belong to, where that is certain.
 
-    The other tools hook the last node of a call, so for a composite call the gradients are those of something inside.
-    What cannot be attributed goes to `output.N.node`, which compares with another dump but not with a run of ours.
+    The other tools hook the last node of a call, so the gradients of a composite call belong to an operation inside it. A gradient without
+    a certain argument goes to `output.N.node`, which compares with another dump but not with a run of ours.
     """
     gradients = [slot for slot in record.slots if slot.slot.role == "output"]
     others = [slot for slot in record.slots if slot.slot.role != "output"]
@@ -196,27 +196,27 @@ def _with_gradients(record: CallRecord, forward: CallRecord | None) -> CallRecor
 
 
 def _differentiable(forward: CallRecord) -> list[TensorRecord]:
-    """The inputs that require a gradient, or where the tool did not note that, those that might."""
+    """Return the inputs that require a gradient; where the tool did not note that, those that might."""
     inputs = [slot for slot in forward.slots if slot.slot.role == "input"]
     floating = [slot for slot in inputs if slot.dtype in DTYPES and DTYPES[slot.dtype].is_floating]
     return [slot for slot in inputs if slot.requires_grad] or floating
 
 
 def canonical_dtype(text: str) -> str:
-    """`torch.float32` and `Float32` are `float32`; what is unknown stays as it is."""
+    """Return our name of a dtype: `float32` for `torch.float32` and `Float32`; an unknown name stays as it is."""
     name = text.rpartition(".")[2].lower()
     return name if name in DTYPES else text
 
 
 def tensor_shape(value: object) -> tuple[int, ...] | None:
-    """A JSON value as a shape, or None where it is none that a tensor can have."""
+    """Return a JSON value as a shape, or None if no tensor can have it."""
     if not isinstance(value, list) or not all(type(size) is int and 0 <= size < 2**63 for size in value):
         return None
     return tuple(value) if math.prod(value) < 2**63 else None
 
 
 def number(value: object) -> float | None:
-    """A JSON value as a float, or None where it is none."""
+    """Return a JSON value as a float, or None if it is no number."""
     if not isinstance(value, bool | int | float):
         return None
     try:
@@ -226,10 +226,10 @@ def number(value: object) -> float | None:
 
 
 def summary(dtype: str, shape: tuple[int, ...], *, low: object, high: object, mean: object, norm: object) -> Summary:
-    """Min, max, mean and 2-norm as other tools take them.
+    """Make a summary of min, max, mean and 2-norm as other tools take them.
 
-    Their extremes propagate NaN, so finite extremes prove that nothing is NaN or infinite. A count of 1 stands for "at least one".
-    Of complex tensors they take the absolute values, of which only the norm means the same as ours.
+    Their extremes propagate NaN, so finite extremes prove that nothing is NaN or infinite. A count of 1 stands for "at least one". Of
+    complex tensors they take the absolute values, of which only the norm means the same as ours.
     """
     numel = math.prod(shape)
     if dtype not in DTYPES or numel == 0:
@@ -252,7 +252,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def fingerprint(text: object) -> str | None:
-    """The checksum of a dump with its scheme: CRC-32 or a 64-bit XOR fold, both under the name md5 there, or a true MD5."""
+    """Return the checksum of a dump with its scheme: CRC-32 or a 64-bit XOR fold, both under the name md5 there, or a true MD5."""
     if not isinstance(text, str):
         return None
     for scheme, pattern in (("crc32", r"[0-9a-f]{8}"), ("xor64", r"0x[0-9a-f]{16}"), ("md5", r"[0-9a-f]{32}")):
@@ -262,7 +262,7 @@ def fingerprint(text: object) -> str | None:
 
 
 def nested_arguments(leaves: Mapping[tuple[int | str, ...], Any], file: Path) -> list[Any]:
-    """Values by path as nested lists; positions that the tool skipped are marked."""
+    """Nest values by path into lists; positions that the tool skipped are marked."""
     groups: dict[int, dict[tuple[int | str, ...], Any]] = {}
     for path, value in leaves.items():
         groups.setdefault(int(path[0]), {})[path[1:]] = value
@@ -274,12 +274,12 @@ def nested_arguments(leaves: Mapping[tuple[int | str, ...], Any], file: Path) ->
 
 
 def is_crowded(text: bytes) -> bool:
-    """Whether JSON is little but brackets, each pair of which becomes twenty times as much memory; no dump is."""
+    """Tell whether a JSON text is mostly brackets, each pair of which takes twenty times as much memory when parsed; no dump is."""
     return len(text) > _MOST_CROWDED and text.count(b"[") + text.count(b"{") > max(_MOST_CROWDED, len(text)) // 8
 
 
 def user_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """The frames of the user's own code; all of them where there are none."""
+    """Return the frames of the user's own code; all frames if there are none."""
     every = tuple(frames)
     return tuple(frame for frame in every if not _LIBRARY_FRAME.search(frame.file)) or every
 
@@ -287,8 +287,8 @@ def user_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
 def number_ranks(folders: Iterable[Path], *, process_ids_from: int | None = None) -> dict[int, Path]:
     """Give each rank folder its number.
 
-    `rank3` is rank 3. A folder that is named after a process (`proc4711`, or `rank` and a number from
-    `process_ids_from` up) tells no rank: such folders get the lowest free ranks, in order of process id.
+    `rank3` is rank 3. A folder named after a process (`proc4711`, or `rank` and a number from `process_ids_from` up) has no rank in its
+    name: such folders get the lowest free ranks, in order of process id.
     """
     ranks: dict[int, Path] = {}
     processes: list[tuple[int, Path]] = []
@@ -307,7 +307,7 @@ def number_ranks(folders: Iterable[Path], *, process_ids_from: int | None = None
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one step of one rank lies: the text file with its records, and the folder of its tensors."""
+    """The place of one step of one rank: the text file with its records, and the folder of its tensors."""
 
     rank: int
     step: int
@@ -315,7 +315,7 @@ class Place:
     tensors: Path
 
     def kept(self) -> frozenset[str]:
-        """The names of the tensor files that are there."""
+        """Return the names of the tensor files in the folder."""
         if not self.tensors.is_dir():
             return frozenset()
         return frozenset(entry.name for entry in self.tensors.iterdir() if entry.suffix in (".pt", ".npy"))
@@ -323,7 +323,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the text file of one place holds."""
+    """The contents of the text file of one place."""
 
     records: tuple[CallRecord, ...]
     ledger: tuple[LedgerEntry, ...] = ()
@@ -336,7 +336,7 @@ class Reading:
 
 
 class ForeignRun:
-    """A dump of another tool as a `Run`. The step read last stays in memory."""
+    """A dump of another tool as a `Run`. It keeps the last step in memory."""
 
     def __init__(self, path: Path, info: RunInfo, places: Iterable[Place], read: Callable[[Place], Reading]) -> None:
         self._path = path
@@ -402,13 +402,13 @@ def _listing(places: Iterable[tuple[int, int]]) -> str:
 
 
 def open_tensor(file: Path) -> TensorData:
-    """The tensor in a .npy or .pt file; nothing in it is run."""
+    """Open the tensor in a .npy or .pt file, without running any code in it."""
     try:
         return _open_npy(file) if file.suffix == ".npy" else _open_pt(file)
     except DamagedRunError:
         raise
     except Exception as error:
-        # numpy and torch raise nearly anything for bytes that they do not understand
+        # numpy and torch raise nearly any exception for bytes that they do not understand
         reason = str(error).partition("\n")[0][:300] or type(error).__name__
         raise DamagedRunError(f"'{file}' cannot be read as a tensor ({reason}); copy it again, or dump this run again") from error
 
@@ -418,7 +418,7 @@ def _open_npy(file: Path) -> TensorData:
 
 
 def _open_plain_npy(file: Path) -> TensorData | None:
-    """The array in a file as `numpy.save` writes it, mapped; None where anything is otherwise, which NumPy may know."""
+    """Map the array in a file as `numpy.save` writes it; None for any other layout, which NumPy may know."""
     with file.open("rb") as stream:
         head = stream.read(10)
         length = int.from_bytes(head[8:], "little")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds a tensor in a `.pt` file without torch, and without running the pickle in it.
+"""Find a tensor in a `.pt` file without torch, and without running the pickle in it.
 
 `torch.save` writes a zip archive: `data.pkl` says how the tensor lies in its storage, `data/0` is the storage. Until torch 1.6 it wrote
 several pickles and then the storage. A pickle is read as a list of opcodes and has to describe one dense tensor. Nothing is inflated, and
-nothing is allocated because a file says so: entries lie in the archive as they are, storages are mapped, and pickles and the list of
-entries are only read up to a size that no tensor needs.
+no allocation follows a size that the file claims: entries lie in the archive uncompressed, storages are mapped, and pickles and the list of
+entries are read only up to a size that no tensor needs.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _WRAPPERS = {"_rebuild_parameter", "_rebuild_parameter_with_state"}
 
 
 class _Unreadable(ValueError):
-    """Why a file is no tensor that can be read, for a sentence about it."""
+    """Say why a file is no tensor that can be read, for a sentence about it."""
 
 
 class _Placed(NamedTuple):
-    """Where a tensor lies in its file, in bytes, and how it lies there, in elements."""
+    """The place of a tensor in its file, in bytes, and its layout there, in elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ _UNFIT = (zipfile.BadZipFile, ValueError, IndexError, KeyError, TypeError, Attri
 
 
 def open_plain_tensor(file: Path) -> TensorData | None:
-    """The one tensor in an archive, mapped; None where the archive holds something else."""
+    """Map the one tensor in an archive; None if the archive holds something else."""
     try:
         with file.open("rb") as stream:
             status = os.fstat(stream.fileno())
@@ -90,7 +90,8 @@ def open_plain_tensor(file: Path) -> TensorData | None:
 
 
 def open_unusual_tensor(file: Path) -> TensorData:
-    """The one tensor in a file that is none of the plain ones: of another dtype, a view, with attributes, or of an old or foreign writer.
+    """Open the one tensor in a file that is none of the plain ones: of another dtype, a view, with attributes, or of an old or foreign
+    writer.
 
     Raises ValueError with the reason where there is none.
     """
@@ -132,7 +133,7 @@ def _place(stream: BinaryIO, size: int) -> _Placed | None:
 
 
 class _Sparing(io.RawIOBase):
-    """A file of which no piece is read that is larger than the list of entries of any tensor."""
+    """A file that refuses to read a piece larger than the list of entries of any tensor."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -153,7 +154,7 @@ class _Sparing(io.RawIOBase):
 
 
 def _entries(stream: BinaryIO) -> dict[str, zipfile.ZipInfo]:
-    """The entries of an archive by their names inside its folder."""
+    """Return the entries of an archive by their names inside its folder."""
     with zipfile.ZipFile(_Sparing(stream)) as archive:
         return {info.filename.partition("/")[2]: info for info in archive.infolist()}
 
@@ -164,7 +165,7 @@ def _content(stream: BinaryIO, info: zipfile.ZipInfo, size: int) -> bytes:
 
 
 def _begin(stream: BinaryIO, info: zipfile.ZipInfo, size: int) -> int:
-    """Where the bytes of an entry begin: behind its local header, whose name and padding have their own lengths."""
+    """Return where the bytes of an entry begin: behind its local header, whose name and padding have their own lengths."""
     stream.seek(info.header_offset)
     header = stream.read(_LOCAL_HEADER_BYTES)
     if info.compress_type != zipfile.ZIP_STORED or header[8:10] not in (b"\0\0", b""):
@@ -181,7 +182,7 @@ def _begin(stream: BinaryIO, info: zipfile.ZipInfo, size: int) -> int:
 
 
 class _Described(NamedTuple):
-    """A tensor as a pickle describes it: the name of its storage, what that counts in, and what kind of view it is."""
+    """A tensor as a pickle describes it: the name of its storage, the size of the storage's unit, and the kind of view."""
 
     dtype: str
     key: str
@@ -194,7 +195,7 @@ class _Described(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _described(data: bytes) -> tuple[str, str, int, tuple[int, ...], tuple[int, ...]] | None:
-    """Dtype, name of the storage, offset, shape and strides."""
+    """Return dtype, name of the storage, offset, shape and strides; None if the pickle describes no plain tensor."""
     value = _value(io.BytesIO(data))
     match value:
         case ("call", ("global", "torch._utils _rebuild_parameter"), (("call", *_) as tensor, _, _)):
@@ -210,7 +211,7 @@ def _described(data: bytes) -> tuple[str, str, int, tuple[int, ...], tuple[int, 
 
 
 def _described_unusual(file: Path, value: Any) -> _Described:
-    """The tensor that a pickle describes in one of the other ways that torch knows."""
+    """Read the tensor that a pickle describes in one of the other ways that torch knows."""
     for _ in range(4):  # a parameter of a subclass with attributes
         match value:
             case ("call", ("global", str(name)), (("call", *_) as inner, *_)) if name.rpartition(" ")[2] in _WRAPPERS:
@@ -247,7 +248,7 @@ def _described_unusual(file: Path, value: Any) -> _Described:
 
 
 def _storage(value: Any) -> tuple[str, str]:
-    """Which dtype a storage has, and under which name it lies."""
+    """Return the dtype of a storage, and its name in the file."""
     match value:
         case ("storage", ("storage", ("global", str(kind)), str(key), _, int(), *view)) if view in ([], [None]):
             name = kind.rpartition(" ")[2]
@@ -270,7 +271,7 @@ def _refuse(file: Path, value: Any) -> NoReturn:
 
 
 class _Pairs:
-    """A dictionary of a pickle: not made into one, since any key may stand in it."""
+    """A dictionary of a pickle, kept as pairs: its keys may be unhashable."""
 
     __slots__ = ("pairs",)
 
@@ -279,7 +280,7 @@ class _Pairs:
 
 
 def _value(stream: BinaryIO) -> Any:
-    """What the opcodes build, with globals, calls and storages as tagged tuples: nothing is looked up and nothing is called."""
+    """Build the value of the opcodes, with globals, calls and storages as tagged tuples: nothing is looked up and nothing is called."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[Any, Any] = {}
@@ -380,7 +381,9 @@ def _place_in_archive(file: Path, stream: BinaryIO, size: int) -> tuple[_Placed,
 
 
 def _place_behind_pickles(file: Path, stream: BinaryIO, size: int) -> tuple[_Placed, frozenset[str]]:
-    """In the form before torch 1.6: four pickles of facts, one with the names of storages, then of each its length and its bytes."""
+    """Place a tensor in the form before torch 1.6: four pickles of facts, one with the names of storages, then the length and the bytes of
+    each.
+    """
     head = io.BytesIO(stream.read(_MAX_PICKLE_BYTES))
     if head.getvalue()[:1] != b"\x80":
         raise _Unreadable("it does not begin as torch.save begins a file")
@@ -415,7 +418,7 @@ def _tensor(storage: memoryview, placed: _Placed) -> TensorData | None:
 
 
 def _resolved(found: TensorData, view: frozenset[str]) -> TensorData:
-    """The values of a tensor that its file holds in the other order of bytes, conjugated or negated."""
+    """Return the values of a tensor that its file holds in the other order of bytes, conjugated or negated."""
     if not view or not math.prod(found.shape):
         return found
     from ulpscope.numerics.casting import as_array

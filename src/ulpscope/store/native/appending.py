@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that only grows, and what a failing disk leaves of it."""
+"""Append to files, and cut off again what a failed write left behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDER_MODE = 0o750
 
 
 class AppendFile:
-    """A file that only grows. What a failed write left behind is cut off again, and the file then takes nothing more."""
+    """A file that only grows. After a failed write it cuts off the torn bytes and takes nothing more."""
 
     def __init__(self, path: Path, beginning: bytes) -> None:
         self.path = path
@@ -46,12 +46,12 @@ class AppendFile:
             os.lseek(self._fd, self.size, os.SEEK_SET)
 
     def verify_whole(self) -> None:
-        """Raise where an earlier write has failed."""
+        """Raise if an earlier write has failed."""
         if self._failed is not None:
             raise repeated(self._failed)
 
     def verify_present(self) -> None:
-        """Raise where somebody has removed the file meanwhile: what is written to it then reaches nobody."""
+        """Raise if somebody has removed the file meanwhile: no reader can reach what is written to it then."""
         if os.fstat(self._fd).st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, "the file was removed while it was being written", str(self.path))
 
@@ -70,7 +70,7 @@ class AppendFile:
 
 
 def repeated(error: OSError) -> OSError:
-    """An earlier error to raise once more: a fresh one, since raising the same object again and again makes it grow."""
+    """Copy an earlier error to raise it once more: the same object would grow each time it is raised."""
     return OSError(error.errno, f"nothing more is written here after an earlier failure: {error.strerror}", error.filename)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of Arrow from NumPy's: pyarrow is given buffers only, since it imports pandas to look at anything else. `pa` is pyarrow, which
-may be absent and is imported by whoever asks.
+"""Make arrays of Arrow from NumPy's. pyarrow is given buffers only, since it imports pandas to read anything else. `pa` is pyarrow: it may
+be absent, so the caller imports it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def integer_array(pa: Any, walk: Walk, rows: Integers) -> Any:
 
 
 def word_array(pa: Any, walk: Walk, rows: Integers | None = None) -> Any:
-    """Text that repeats."""
+    """Read text that repeats into a dictionary array."""
     begins, absent = walk.texts()
     if (begins == walk.at).all():
         codes = np.zeros(len(begins), np.int64) if absent is None else -absent.astype(np.int64)
@@ -56,7 +56,9 @@ def word_array(pa: Any, walk: Walk, rows: Integers | None = None) -> Any:
 
 
 def coded_words(pa: Any, codes: Integers, words: list[Any]) -> Any:
-    """The word that each code counts, null where the code is negative or the word None; words are told once, as Parquet expects of us."""
+    """Return the word for each code, null where the code is negative or the word None; each word is stored once, as Parquet expects of
+    us.
+    """
     places = {word: k for k, word in enumerate(dict.fromkeys(word for word in words if word is not None))}
     if len(places) < len(words):
         codes = np.array([*(places.get(word, -1) for word in words), -1])[codes]
@@ -73,7 +75,7 @@ def _coded(pa: Any, codes: Any, words: Any) -> Any:
 
 
 def text_array(pa: Any, walk: Walk) -> Any:
-    """Text that seldom repeats; quickest where all of it has one length."""
+    """Read text that seldom repeats; quickest where all of it has one length."""
     begins, absent = walk.texts()
     sizes = walk.at - begins
     size = int(sizes.max(initial=0))
@@ -95,7 +97,7 @@ def list_array(pa: Any, lists: list[Any]) -> Any:
 
 
 def cut_out(pa: Any, data: bytes, begins: Integers, ends: Integers, absent: Flags | None = None) -> Any:
-    """Pieces of the data: every other element of an array that consists of the pieces and of what lies between them."""
+    """Cut pieces out of the data: take every other element of an array of the pieces and the stretches between them."""
     expect(in_order(begins, ends, min(len(data), 2**31 - 1)))
     if not len(begins):
         return pa.nulls(0, pa.binary())
@@ -106,12 +108,12 @@ def cut_out(pa: Any, data: bytes, begins: Integers, ends: Integers, absent: Flag
 
 
 def in_order(begins: Integers, ends: Integers, size: int) -> bool:
-    """Whether the pieces lie one behind the other: Arrow believes what it is told and would read elsewhere."""
+    """Tell whether the pieces lie one behind the other within the data: Arrow trusts offsets and would read elsewhere."""
     return not len(begins) or bool(ends[-1] <= size and (begins <= ends).all() and (ends[:-1] <= begins[1:]).all())
 
 
 def told_apart(pieces: Any) -> tuple[Integers, list[bytes]]:
-    """The number of each piece, and the distinct pieces by number."""
+    """Return the number of each piece, and the distinct pieces by number."""
     coded = pieces.dictionary_encode()
     return codes_of(coded), coded.dictionary.to_pylist()
 

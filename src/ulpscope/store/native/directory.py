@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native format: a run is a directory that anyone can read, and that a killed process leaves readable.
+"""Write and read the native format: a run is a directory that anyone can read, and that a killed process leaves readable.
 
     run.json                      what made it
     rank00000/ledger.jsonl        what capture could not do
     rank00000/step00000/          records.msgpack, records.parquet, tensors.journal, tensors-0000.safetensors ...
 
-docs/store-format.md is the specification. Writing raises OSError and leaves what was written before readable; reading never
-trusts a name, a size or a number that a file holds.
+docs/store-format.md is the specification. A failed write raises OSError and leaves all earlier writes readable; reading never trusts a
+name, a size or a number in a file.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def _step_name(step: int) -> str:
 
 
 def create_run(path: str | os.PathLike[str], info: RunInfo, *, launch: str | None = None) -> Path:
-    """Make the folder of a new run and say which it is: `path`, or `path-2`, `path-3` ... where a run is in the way.
+    """Make the folder of a new run and return it: `path`, or `path-2`, `path-3` ... where a run is in the way.
 
-    The processes of one launch give the same `launch` and end up in the same folder, whichever of them comes first.
+    The processes of one launch give the same `launch` and share one folder, whichever of them comes first.
     """
     wanted = Path(path)
     if wanted.name in ("", ".."):
@@ -91,7 +91,7 @@ def create_run(path: str | os.PathLike[str], info: RunInfo, *, launch: str | Non
 
 
 def _launch_of(folder: Path) -> object:
-    """The launch that a folder's run belongs to, if it tells."""
+    """Return the launch that a folder's run belongs to; None if it does not say."""
     try:
         return _run_info(folder / RUN_JSON).options.get("launch")
     except (InputError, OSError):
@@ -106,12 +106,12 @@ def _make_folder(folder: Path) -> None:
 
 
 def _is_taken(folder: Path) -> bool:
-    """Whether the folder holds a run already, ours or another tool's."""
+    """Tell whether the folder holds a run already, ours or another tool's."""
     return any(entry.name == RUN_JSON or entry.name.startswith(("rank", "step", "dump")) for entry in folder.iterdir())
 
 
 def _publish(path: Path, text: bytes) -> bool:
-    """Write a file under a temporary name and give it its own in one move; False where somebody else was first."""
+    """Write a file under a temporary name and rename it in one move; False if another process was first."""
     draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb") as file:
@@ -148,8 +148,8 @@ def _run_json(info: RunInfo) -> bytes:
 
 
 class DirectorySink:
-    """Writes the records and tensors of one rank; implements FrameSink. Threads may keep tensors while another writes records of the same
-    step.
+    """Writes the records and tensors of one rank; implements FrameSink. Threads may keep tensors while another thread writes records of the
+    same step.
     """
 
     abilities = SinkAbilities(is_thread_safe=True, keeps_views=True)
@@ -166,12 +166,12 @@ class DirectorySink:
         self._closed_bytes = 0
         self._is_full = False
         self._page_cache = PageCache()
-        self._uncopied: deque[Path] = deque()  # steps whose Parquet copy was put off: it takes as long as a training step
+        self._uncopied: deque[Path] = deque()  # steps without their Parquet copy: it takes as long as a training step
         self._keeping = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
-        """What the rank has written so far, without the Parquet copies."""
+        """Count the bytes that the rank has written so far, without the Parquet copies."""
         return self._closed_bytes + (self._step.num_bytes if self._step else 0)
 
     def begin_step(self, step: int) -> None:
@@ -183,7 +183,7 @@ class DirectorySink:
             raise
 
     def _leave_step(self) -> None:
-        """End a step that is still open; that it failed must not keep the next one from being recorded."""
+        """End a step that is still open; its failure must not keep the next one from being recorded."""
         step = self._step.step if self._step else None
         try:
             self.end_step()
@@ -198,11 +198,11 @@ class DirectorySink:
         self._open_step().write_drafts(drafts)
 
     def number_stack(self, stack: tuple[Frame, ...]) -> int:
-        """The number of a stack in the file of the open step, for who makes frames."""
+        """Return the number of a stack in the file of the open step, for a caller that makes frames."""
         return self._open_step().number(stack)
 
     def write_frames(self, frames: bytes | memoryview, count: int) -> None:
-        """Append that many records, given as the frames that the file consists of."""
+        """Append `count` records, given as frames in the format of the file."""
         self._open_step().write_frames(frames, count)
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
@@ -243,7 +243,7 @@ class DirectorySink:
             self._ledger.flush()
 
     def copy_closed_steps(self) -> None:
-        """Make the Parquet copies that were put off, for who has time while something else is at work; `close` makes what is left."""
+        """Make the Parquet copies that were put off, for a caller with time to spare; `close` makes the rest."""
         while self._uncopied:
             self._copy_to_parquet(self._uncopied.popleft())
 
@@ -252,7 +252,7 @@ class DirectorySink:
 
         try:
             write_parquet(folder / RECORDS, folder / PARQUET)
-        except Exception as error:  # whatever it is: a copy is not worth failing for
+        except Exception as error:  # any error: a copy is not worth failing for
             with suppress(OSError):  # kept in mind by the ledger, which tries again
                 self._ledger.note(LedgerEntry(what="a Parquet copy was not written", why=str(error)))
 
@@ -313,7 +313,7 @@ class _OpenStep:
         self._num_records += count
 
     def finish(self, *, complete: bool) -> None:
-        """Close the shards, then say that the step is complete: in this order, so that one implies the other."""
+        """Close the shards, then mark the step complete: in this order, so that a complete step has all its tensors."""
         try:
             self.shards.close()
             self._records.verify_present()
@@ -323,7 +323,7 @@ class _OpenStep:
             self._records.close()
 
     def number(self, stack: tuple[Frame, ...]) -> int:
-        """The number of a stack, which is told to the file when it is new. Equal stacks are often the same object."""
+        """Return the number of a stack, and write the stack to the file when it is new. Equal stacks are often the same object."""
         known = self._seen.get(id(stack))
         if known is not None:
             return known[1]
@@ -341,7 +341,7 @@ class _OpenStep:
 
 
 def recognize(path: Path) -> bool:
-    """Whether the folder is a run of the native format, complete or not."""
+    """Tell whether the folder is a run of the native format, complete or not."""
     if (path / RUN_JSON).is_file():
         return _run_format(path / RUN_JSON) == "ulpscope"
     return bool(_numbers(path, "rank"))
@@ -351,7 +351,7 @@ def _run_format(path: Path) -> str | None:
     try:
         return msgspec.convert(_read_json(path), dict[str, Any]).get("format")
     except (DamagedRunError, msgspec.ValidationError):
-        return "ulpscope"  # nobody else calls a file in a run folder like this; opening it says what is wrong
+        return "ulpscope"  # no other tool puts a file of this name into a run folder; opening it says what is wrong
 
 
 def _read_json(path: Path) -> Any:
@@ -381,7 +381,7 @@ def _damaged_json(path: Path, error: Exception) -> DamagedRunError:
 
 
 def _numbers(folder: Path, prefix: str) -> tuple[int, ...]:
-    """The numbers of the folders `prefix00000` ..., each under its one proper name."""
+    """Return the numbers of the folders `prefix00000` ..., each under its one proper name."""
     numbers = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -392,7 +392,7 @@ def _numbers(folder: Path, prefix: str) -> tuple[int, ...]:
 
 
 class DirectoryRun:
-    """A run of the native format, read as far as it is there; implements Run."""
+    """A run of the native format, read as far as it was written; implements Run."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -427,14 +427,16 @@ class DirectoryRun:
         return self._index(rank, step).tensor(content)
 
     def kept(self, rank: int, step: int, content: str) -> Kept | None:
-        """Where a tensor lies, for somebody else to read and to verify; None where something is wrong, which `tensor` tells."""
+        """Return the place of a tensor, for a caller that reads and verifies it itself; None where something is wrong, which `tensor`
+        reports.
+        """
         try:
             return self._index(rank, step).kept(content)
         except (InputError, OSError):
             return None
 
     def listed(self, rank: int, step: int) -> Iterator[Kept]:
-        """Where each tensor of a step lies, in the order in which they were kept."""
+        """Yield the place of each tensor of a step, in the order in which they were kept."""
         return self._index(rank, step).listed()
 
     def _index(self, rank: int, step: int) -> ShardIndex:
@@ -469,7 +471,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 
 def _read_records(path: Path, rank: int, step: int, known: dict[tuple[Frame, ...], tuple[Frame, ...]]) -> Iterator[CallRecord]:
-    """The records of a step. One that is under way, or was cut short, ends at its last whole frame; a complete one has no excuse.
+    """Read the records of a step. An unfinished step ends at its last whole frame; a complete one that is damaged raises.
 
     `known` holds the stacks of other steps: equal ones become one object.
     """

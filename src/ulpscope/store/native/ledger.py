@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: what capture could not do, one JSON object a line.
+"""Write and read the ledger: what capture could not do, one JSON object a line.
 
-The first of equal entries is on disk when `note` returns; repeats are only counted and written when the step ends. However
-many different entries come, memory and file stay small: past a thousand they are counted under one that says so. What a
-failing disk refuses is tried again next time.
+The first of equal entries is on disk when `note` returns; repeats are only counted and written when the step ends. Memory and file stay
+small: past a thousand different entries, further ones are counted under one entry that says so. An entry that a failing disk refuses is
+tried again next time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _key(entry: LedgerEntry) -> tuple[str, str, str]:
 
 
 def merge_entries(entries: list[LedgerEntry]) -> tuple[LedgerEntry, ...]:
-    """Equal entries as one, with the first's step and the sum of their counts."""
+    """Merge equal entries, with the step of the first and the sum of their counts."""
     merged: dict[tuple[str, str, str], LedgerEntry] = {}
     for entry in entries:
         first = merged.get(_key(entry))
@@ -81,7 +81,7 @@ def _printable(text: str) -> str:
 
 
 def read_ledger(path: Path) -> tuple[LedgerEntry, ...]:
-    """The entries of a ledger; lines that are torn or foreign are passed over."""
+    """Read the entries of a ledger; skip lines that are torn or foreign."""
     try:
         lines = read_text(path, MAX_READ).splitlines()
     except FileNotFoundError:

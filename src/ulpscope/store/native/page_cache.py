@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps recorded tensors from filling the memory of the machine.
+"""Keep recorded tensors from filling the memory of the machine.
 
-What is written stays in the kernel's page cache until somebody needs the memory. A recorder writes gigabytes that nobody reads soon: they
-push out the training's own files, and every further page has to be found first (in a virtual machine whose memory grows on demand, at
+Written pages stay in the kernel's page cache until a program needs the memory. A recorder writes gigabytes that nobody reads soon: they
+push out the training's own files, and the kernel must first find every further page (in a virtual machine whose memory grows on demand, at
 an eighth of the speed). So only the newest part stays cached; the rest is sent to the disk in the background and let go.
 """
 
@@ -20,7 +20,9 @@ KEPT = 512 << 20
 
 
 class PageCache:
-    """Told of every write to large files; lives as long as its sink. Where the system has no such advice it does nothing."""
+    """The pages of large files that are still cached. It is told of every write and lives as long as its sink; without posix_fadvise it
+    does nothing.
+    """
 
     def __init__(self) -> None:
         self._spans: deque[tuple[Path, int, int]] = deque()
@@ -29,7 +31,7 @@ class PageCache:
         self._begin = 0
 
     def wrote(self, path: Path, end: int) -> None:
-        """The file has grown to `end` bytes."""
+        """Take note that the file has grown to `end` bytes."""
         if path != self._file:
             self._file, self._begin = path, 0
         if end - self._begin < SPAN:

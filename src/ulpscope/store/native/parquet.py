@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of a step's records as a Parquet table, one row for each slot, for whoever has a query engine and not us.
+"""Copy a step's records into a Parquet table, one row for each slot, for readers with a query engine and without ulpscope.
 
-The frames are the record; this copy is never read back. It holds no column statistics: readers that skip row groups by
-the minimum and maximum of a float column lose the rows with NaN, which are the ones people look for.
+The frames are the record; this copy is never read back. It holds no column statistics: readers that skip row groups by the minimum and
+maximum of a float column lose the rows with NaN, which are the ones people look for.
 
-It is made inside the training process and has to be cheap, so calls and slots are not decoded one by one:
+The copy is made inside the training process and has to be cheap, so calls and slots are not decoded one by one:
 
 - NumPy walks through the MessagePack of all of them at once, element by element; numbers and text are taken from where they lie, and
-  what repeats (arguments, shapes, names) is decoded once for each distinct run of bytes;
-- steps resemble each other: where a step tells byte for byte what the last one told, its columns are used again;
+  repeating values (arguments, shapes, names) are decoded once for each distinct run of bytes;
+- steps resemble each other: where the bytes of a step equal those of the last one, its columns are used again;
 - where slots begin is guessed, and proven (`call_groups.py`).
 """
 
@@ -48,7 +48,7 @@ BYTES_REMEMBERED = 4 << 20
 
 SUMMARY_COLUMNS = SummaryRow.__struct_fields__
 REALS = ("min", "max", "mean", "rms")
-NUM_ABOUT = SlotRow.__struct_fields__.index("summary")  # elements that tell of a tensor besides its values
+NUM_ABOUT = SlotRow.__struct_fields__.index("summary")  # elements that describe a tensor besides its values
 
 _json = json.JSONEncoder(default=str, check_circular=False).encode
 _types = {field.name: field.type for field in msgspec.structs.fields(CallFrame)}
@@ -57,7 +57,7 @@ _about_decoder = msgspec.msgpack.Decoder(SlotRow)
 
 
 def write_parquet(records: Path, table: Path) -> bool:
-    """Write the table beside the records; False where pyarrow is not installed."""
+    """Write the table beside the records; return False if pyarrow is not installed."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -94,8 +94,8 @@ def _write(pa: Any, pq: Any, draft: Path, groups: Iterable[tuple[StartFrame, Gro
 
 @lru_cache(maxsize=1)
 def _schema(pa: Any) -> tuple[Any, dict[str, Any]]:
-    """The columns, and how they are written. Some travel as codes of distinct words: the file does not keep this schema, and readers see
-    plain text.
+    """Return the columns, and the options for writing them. Some columns travel as codes of distinct words: the file does not keep this
+    schema, and readers see plain text.
     """
     words, text, integer, real, flag = pa.dictionary(pa.int32(), pa.string()), pa.string(), pa.int64(), pa.float64(), pa.bool_()
     sizes = pa.list_(pa.int64())
@@ -117,7 +117,7 @@ def _schema(pa: Any) -> tuple[Any, dict[str, Any]]:
 
 
 class _Last(NamedTuple):
-    """What the last group told in these bytes, and the columns that were made of them."""
+    """The bytes of the last group, and the columns that were made of them."""
 
     pieces: Any
     others: tuple[Any, ...]
@@ -134,7 +134,7 @@ def _remember(kind: str, pieces: Any, others: tuple[Any, ...], columns: dict[str
 
 
 def _columns(pa: Any, start: StartFrame, group: Group, stacks: Stacks) -> dict[str, Any]:
-    """A call without slots has one row, whose slot is null."""
+    """Return the columns of a group; a call without slots has one row, whose slot is null."""
     num_rows = np.maximum(group.num_slots, 1)
     rows = np.repeat(np.arange(len(num_rows)), num_rows)
     walk = Walk(group.data, group.slots)
@@ -147,13 +147,13 @@ def _columns(pa: Any, start: StartFrame, group: Group, stacks: Stacks) -> dict[s
 
 
 def _spread(pa: Any, columns: dict[str, Any], filled: Flags) -> dict[str, Any]:
-    """The columns with nulls where nothing is filled in."""
+    """Spread the columns over all rows, with nulls in rows that are not filled."""
     places = plain_array(pa, np.maximum(np.cumsum(filled) - 1, 0), ~filled)
     return {name: column.take(places) for name, column in columns.items()}
 
 
 def _call_columns(pa: Any, group: Group, slots_end: Integers, stacks: Stacks, rows: Integers) -> dict[str, Any]:
-    """What a call tells in front of its slots and behind them."""
+    """Return the columns of calls, from the bytes in front of their slots and behind them."""
     begin_of_slots = slots_begin(group)
     sources = {number: stack.lines[0][:3] for number, stack in stacks.items() if stack.lines}
     begins, ends = np.stack([group.begins, slots_end], axis=1).ravel(), np.stack([begin_of_slots, group.ends], axis=1).ravel()
@@ -180,7 +180,9 @@ def _call_columns(pa: Any, group: Group, slots_end: Integers, stacks: Stacks, ro
 
 
 def _arguments(pa: Any, pieces: Any, num_slots: Integers, rows: Integers) -> Any:
-    """The text of the arguments, once for each distinct sequence of arguments, modes and the beginning of a list of so many slots."""
+    """Return the text of the arguments, decoded once for each distinct sequence of arguments, modes and the beginning of a list of so many
+    slots.
+    """
     codes, distinct = told_apart(pieces)
     counts = np.zeros(len(distinct), np.int64)
     counts[codes] = num_slots
@@ -191,12 +193,12 @@ def _arguments(pa: Any, pieces: Any, num_slots: Integers, rows: Integers) -> Any
 
 
 def _arguments_text(arguments: Any) -> str | None:
-    """Positional and keyword arguments in JSON as Python writes it, where NaN stays NaN."""
+    """Write positional and keyword arguments in JSON as Python writes it, where NaN stays NaN."""
     return None if arguments is None else _json([arguments.args, arguments.kwargs or {}])
 
 
 def _sources(pa: Any, numbers: Integers, absent: Flags | None, sources: dict[int, tuple[str, int, str]], rows: Integers) -> dict[str, Any]:
-    """Where the innermost line of each call's stack is."""
+    """Return file, line and function of the innermost line of each call's stack."""
     place = {number: k for k, number in enumerate(sources)}
     codes = np.array([place.get(number, -1) for number in numbers.tolist()], np.int64)
     codes = (codes if absent is None else np.where(absent, -1, codes))[rows]
@@ -213,7 +215,9 @@ def _slot_columns(pa: Any, walk: Walk) -> dict[str, Any]:
 
 
 def _about_columns(pa: Any, walk: Walk) -> dict[str, Any]:
-    """What is told of a tensor besides its values. Slots that begin with the very bytes of the last step's need not be walked through."""
+    """Return the columns that describe a tensor besides its values. Slots whose bytes equal those of the last step are not walked through
+    again.
+    """
     begins, last = walk.at, _last.get("slots")
     if last is not None and len(last.pieces) == len(begins):
         ends = begins + last.others[0]

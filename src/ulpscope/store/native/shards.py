@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of one step: streamed into safetensors shards, found through a journal.
+"""Keep the tensors of one step: streamed into safetensors shards, found through a journal.
 
-The bytes go to the shard first, their place to the journal second, the record that names them third: whatever a killed
-process left named can be read. A shard becomes a valid safetensors file when it is closed; the journal is what we read.
+The bytes go to the shard first, their place to the journal second, the record that names them third: a tensor that a killed process left
+named can be read. A shard becomes a valid safetensors file when it is closed; our reader uses the journal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COPY_BELOW = 128 << 10  # making a mapping costs as much as copying this
 READ_AHEAD_FROM = 8 << 20
 READ_UP_TO = LARGEST_KEPT if hasattr(os, "preadv") else 0
 
-# What safetensors 0.4 knows; every other dtype is stored as plain bytes, with its true name in the journal.
+# The dtypes of safetensors 0.4; every other dtype is stored as plain bytes, with its true name in the journal.
 _SAFETENSORS_NAMES = {
     "float64": "F64",
     "float32": "F32",
@@ -104,7 +104,7 @@ def _entry(name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) 
 
 
 def _entry_bound(shape: tuple[int, ...]) -> int:
-    """No entry with its filler is longer than this."""
+    """Return a length that no entry with its filler exceeds."""
     return 260 + sum(len(str(size)) + 1 for size in shape)
 
 
@@ -161,7 +161,7 @@ class ShardWriter:
 
 
 class ShardIndex:
-    """Where each tensor of one step lies, as far as the journal tells; it follows a journal that still grows."""
+    """The place of each tensor of one step, as far as the journal lists it; it follows a journal that still grows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -173,7 +173,7 @@ class ShardIndex:
         self._lock = threading.Lock()  # several threads may ask for tensors
 
     def tensor(self, content: str) -> TensorData:
-        """Map the bytes of a tensor, after making sure, the first time, that they are the ones that were written."""
+        """Map the bytes of a tensor; the first time, verify their hash."""
         asked, place, shard = self._found(content)
         data = shard.bytes_at(place.offset, place.length)
         if asked.hash not in self._verified:
@@ -185,11 +185,11 @@ class ShardIndex:
         return tensor_of(asked, data)
 
     def kept(self, content: str) -> Kept:
-        """Where a tensor lies, for somebody else to read and to verify."""
+        """Return the place of a tensor, for a caller that reads and verifies it itself."""
         return self._kept(*self._found(content))
 
     def listed(self) -> Iterator[Kept]:
-        """Where each tensor lies, in the order in which they were kept."""
+        """Yield the place of each tensor, in the order in which they were kept."""
         for frame in FrameReader(self._folder / JOURNAL):
             if isinstance(frame, TensorFrame):
                 content = Content(frame.hash, frame.dtype, frame.shape, None, 0)
@@ -257,14 +257,14 @@ class _OpenShard:
             os.close(self.fd)
 
     def bytes_at(self, offset: int, length: int) -> memoryview:
-        """A read-only view of part of the file; its mapping lives as long as the view, so memory stays flat over many tensors."""
+        """Return a read-only view of part of the file; its mapping lives as long as the view, so memory stays flat over many tensors."""
         self.verify_holds(offset, length)
         if length < COPY_BELOW:
             return self._copied(offset, length)
         return self._read(offset, length) if length <= READ_UP_TO else self._mapped(offset, length)
 
     def verify_holds(self, offset: int, length: int) -> None:
-        """Make sure that this is a file and that it is long enough."""
+        """Verify that this is a regular file and that it is long enough."""
         if offset + length > self._size:
             self._size = verify_regular(self.path, os.fstat(self.fd))
         if offset + length > self._size:
@@ -272,7 +272,7 @@ class _OpenShard:
             raise DamagedRunError(f"{found}, but a tensor should lie at {offset} to {offset + length}: it is cut off")
 
     def _read(self, offset: int, length: int) -> memoryview:
-        """A copy in memory that was used before: several threads map and unmap files only one after the other."""
+        """Read a copy into memory that was used before: several threads map and unmap files only one after the other."""
         room = room_for(length)
         done = 0
         while done < length and (more := os.preadv(self.fd, [room[done:]], offset + done)):
@@ -286,9 +286,9 @@ class _OpenShard:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENODEV):
                 raise
-            return self._copied(offset, length)  # a mapping holds a descriptor, and somebody may hold very many
+            return self._copied(offset, length)  # a mapping holds a descriptor, and a caller may hold very many
         if length >= READ_AHEAD_FROM and hasattr(mapping, "madvise"):
-            mapping.madvise(mmap.MADV_WILLNEED)  # the disk reads on while the beginning is looked at
+            mapping.madvise(mmap.MADV_WILLNEED)  # the disk reads on while the caller reads the beginning
         return memoryview(mapping)[offset - start :]
 
     def _copied(self, offset: int, length: int) -> memoryview:
@@ -299,7 +299,7 @@ class _OpenShard:
 
 
 def tensor_bytes(dtype_name: str, shape: tuple[int, ...], buffer: Any) -> memoryview:
-    """The bytes of a C-contiguous buffer, without a copy; they must be as many as the tensor needs."""
+    """Return the bytes of a C-contiguous buffer, without a copy; refuse a number that does not fit the tensor."""
     data = _flat(memoryview(buffer))
     if len(data) != prod(shape) * dtype(dtype_name).size_bytes:
         raise ValueError(f"{len(data)} bytes were given for a {dtype_name} tensor of shape {list(shape)}")
@@ -320,7 +320,7 @@ def _flat(view: memoryview) -> memoryview:
 
 
 def tensor_of(content: Content, data: memoryview) -> TensorData:
-    """The tensor that a key names, with its elements in order, from the bytes that were kept."""
+    """Return the tensor that a key names, with its elements in order, from the kept bytes."""
     if content.strides is not None:
         from ulpscope.numerics.gathering import gathered  # only here: most tensors lie in one piece
 
