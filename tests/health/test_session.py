@@ -307,7 +307,7 @@ def test_a_failure_to_watch_never_reaches_training(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_leaves_training_unwatched(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     model = network()
-    with pytest.warns(CaptureWarning, match="Training goes on unwatched"):
+    with pytest.warns(CaptureWarning, match="Training goes on without it"):
         health = watch(model, sgd(model), into=tmp_path / "file" / "run")
     health.log(loss=1.0)
     health.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope build`: compiles what makes recording cheaper with the installed torch."""
+"""Run `ulpscope build`: compile what makes recording cheaper with the installed torch."""
 
 from __future__ import annotations
 

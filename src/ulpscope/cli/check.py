@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope check`: a run in, the operations that are wrong on a device out."""
+"""Run `ulpscope check`: find the operations of a run that are wrong on a device."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def check(
 
 
 def _journal_path(run: Path, device: str | None, wanted: dict[str, Path], resume: bool) -> Path | None:
-    """Beside the first result that is written, else beside the run; None where nothing can be written there."""
+    """Choose the journal's path: beside the first result file, else beside the run; None where neither can be written."""
     first = next((path for path in wanted.values() if str(path) != "-"), None)
     own = f"{run.resolve().name}.check-{(device or 'here').replace(':', '')}.journal"
     path = first.with_name(f"{first.name}.journal") if first is not None else run.resolve().parent / own

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope check-devices`: two tables of a check in, what one device errs more than the other out."""
+"""Run `ulpscope check-devices`: find the calls in which one device errs more than the other, from two tables of a check."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope compare`: two runs, or a run and a baseline, in; the first divergence out."""
+"""Run `ulpscope compare`: find the first divergence between two runs, or between a run and a baseline."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope health`: draw the curves of a health run, and redraw them while it trains."""
+"""Run `ulpscope health`: draw the curves of a health run, and redraw them while it trains."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def health(run: Path, rank: int | None, interval: float, once: bool) -> None:
     opened = open_health(run)
     chosen = opened.ranks()[0] if rank is None else rank
     if chosen not in opened.ranks():
-        raise InputError(f"'{run}' has no watched rank {chosen}; it has {', '.join(map(str, opened.ranks()))}")
+        raise InputError(f"'{run}' has no rank {chosen}; it has {', '.join(map(str, opened.ranks()))}")
     console = open_console()
     if once or not console.is_terminal:
         console.print(_screen(opened, chosen, console), soft_wrap=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope nonfinite`: where inf and NaN began in a run."""
+"""Run `ulpscope nonfinite`: find where inf and NaN began in a run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FILE = click.Path(path_type=Path)
 def nonfinite(run: Path, json_file: Path | None, html_file: Path | None, quiet: bool) -> None:
     """Name the call that made the first inf or NaN in RUN, say why, and rank the near misses.
 
-    RUN is anything that `ulpscope run` recorded, with --watch nonfinite or without, or a dump of another tool.
+    RUN is anything that `ulpscope run` recorded, with --nonfinite or without, or a dump of another tool.
     Exit codes: 0 nothing non-finite did harm, 1 something did, 2 the question could not be answered.
 
     \b
     Example:
-      ulpscope run --into runs/a --watch nonfinite train.py
+      ulpscope run --into runs/a --nonfinite train.py
       ulpscope nonfinite runs/a --html nonfinite.html
     """
     from ulpscope.workflows.nonfinite import find_nonfinite

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope refine`: two runs without values in, a selection file and two commands out."""
+"""Run `ulpscope refine`: choose calls to record again, and write a selection file and two commands."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _size_text(size_bytes: int) -> str:
 
 
 def _say(line: str) -> None:
-    """One line, whatever it holds."""
+    """Print one line, with control characters spelled out."""
     from ulpscope.report.escaping import visible
 
     click.echo(visible(line))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope run`: record an unmodified script."""
+"""Run `ulpscope run`: record an unmodified script."""
 
 from __future__ import annotations
 
@@ -199,10 +199,10 @@ def _recording_health(into: str, folders: list[Path | None]) -> Iterator[None]:
 
 def _say_how_to_draw(path: Path) -> None:
     draw, compare = (
-        command_line("ulpscope", "watch", "--once", as_path(path)),
+        command_line("ulpscope", "health", "--once", as_path(path)),
         command_line("ulpscope", "compare-health", as_path(path), "OTHER"),
     )
-    click.echo(f"ulpscope: watched into '{visible(str(path))}'; draw it with: {draw}", err=True)
+    click.echo(f"ulpscope: recorded health into '{visible(str(path))}'; draw it with: {draw}", err=True)
     click.echo(f"ulpscope: find the step at which it parts from another health run: {compare}", err=True)
 
 
@@ -220,5 +220,5 @@ def _say_what_came(path: Path) -> None:
 
 
 def _say(sentence: str) -> None:
-    """One line on stderr, where the script's own output is not disturbed."""
+    """Print one line on stderr, so that the script's own output stays as it is."""
     click.echo(f"ulpscope: {visible(sentence)}", err=True)

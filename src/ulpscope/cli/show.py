@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope show`: what a run recorded."""
+"""Run `ulpscope show`: print what a run recorded."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def show(
 
 
 def _chosen(run: Run, glob: str | None, step: int | None, rank: int | None, phase: str | None) -> Iterator[CallRecord]:
-    """The records asked for, and at least one of them."""
+    """Yield the records asked for; refuse a choice that matches none."""
     ranks = [number for number in run.ranks() if rank in (None, number)]
     places = [(number, found) for number in ranks for found in run.steps(number) if step in (None, found)]
     records = chain.from_iterable(run.records(number, found) for number, found in places)
@@ -180,7 +180,7 @@ def _write_json(run: Run, records: Iterator[CallRecord], path: Path) -> None:
 
 
 def _size_on_disk(path: Path) -> int:
-    """Bytes of all files below; what vanishes meanwhile counts as nothing."""
+    """Sum the bytes of all files below; files that vanish meanwhile count as nothing."""
     size_bytes = 0
     for file in chain([path], path.rglob("*")):
         with suppress(OSError):

@@ -151,7 +151,7 @@ class HealthRecording:
         except OSError as error:
             self._path = self._sink = None
             warn_user(
-                f"ulpscope cannot write to '{self._into}' ({error}). Training goes on unwatched; give a folder that can be written to."
+                f"ulpscope cannot write to '{self._into}' ({error}). Training goes on without it; give a folder that can be written to."
             )
             return False
         if self._path != self._into and self._rank == 0:

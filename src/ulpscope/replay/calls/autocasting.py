@@ -33,8 +33,7 @@ def autocast_of_another_device(record: CallRecord) -> torch.dtype | None:
 
 
 def as_autocast_rounds(record: CallRecord, given: Mapping[Slot, torch.Tensor]) -> dict[Slot, torch.Tensor]:
-    """Round the values as autocast did, and return them in their recorded dtypes: a product under autocast never sees the digits cut off.
-    """
+    """Round the values as autocast did, in their recorded dtypes: a product under autocast never sees the digits that were cut off."""
     dtype = _cast_down_to(record) if record.level == "api" else None
     if dtype is None:
         return dict(given)

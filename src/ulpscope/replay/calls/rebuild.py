@@ -239,8 +239,7 @@ def _registered(name: str) -> Function:
 
 
 def _is_arithmetic(function: Any, choices: frozenset[str]) -> bool:
-    """Tell whether every overload is arithmetic: it takes tensors and numbers only (and text in `choices`), or makes a tensor of numbers.
-    """
+    """Tell whether every overload is arithmetic: it takes only tensors, numbers and the text in `choices`, or makes a tensor of numbers."""
     overloads = [function] if isinstance(function, torch._ops.OpOverload) else _overloads(function)
     for overload in filter(_is_dispatched, overloads):
         if choices and _NAMED_DIMENSIONS.search(overload._overloadname):

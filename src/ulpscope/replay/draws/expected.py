@@ -156,8 +156,7 @@ class _Draw:
         return any(isinstance(self.argument(name, place), torch.Tensor) for name, place in places)
 
     def again(self, like: torch.Tensor, slot: Slot) -> torch.Tensor:
-        """Draw on the CPU several times, one after the other, until the draws outnumber the tested ones enough to tell more than those do.
-        """
+        """Draw on the CPU several times, one after the other, until there are enough draws to tell more than the tested ones do."""
         many = min(_MOST_DRAWS, max(1, math.ceil(_ENOUGH / max(1, like.numel()))))
         with _seeded():
             drawn = []
@@ -480,8 +479,7 @@ def _softened(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
 
 
 def _softened_backward(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Judge the gradient of a Gumbel softmax: in each row it adds up to 0, and no element exceeds the steepest slope, whatever was drawn.
-    """
+    """Judge the gradient of a Gumbel softmax, whatever was drawn: rows add up to 0, and no element exceeds the steepest slope."""
     dim, entered = int(draw.argument("dim", 4, -1)), draw.entered
     if entered is None or not value.numel() or not value.dim():
         return 0.0, ""
