@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two runs become a comparison: match, measure, judge, explain, one rank and step at a time.
+"""Compare two runs: match, measure, judge, explain, one rank and step at a time.
 
-Reading starts at once: what judges and explains is imported while other threads look at the first tensors.
+Reading starts at once: the code that judges and explains is imported while other threads read the first tensors.
 """
 
 from __future__ import annotations
