@@ -142,7 +142,7 @@ def _objection_to_status(path: Path, status: os.stat_result) -> str:
 
 
 def _objection_to_end(folder: Path) -> str:
-    """Require that the folders of the part and of all parts are our own: no links, and no write access for others."""
+    """Say why the folder of the part, or of all parts, is not ours alone: a link, or write access for others."""
     for path in (folder.parent, folder):
         try:
             mode = path.lstat().st_mode

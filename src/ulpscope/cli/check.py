@@ -132,7 +132,7 @@ def check(
 
 
 def _journal_path(run: Path, device: str | None, wanted: dict[str, Path], resume: bool) -> Path | None:
-    """Choose the journal's path: beside the first result file, else beside the run; None where neither can be written."""
+    """Choose the journal's path: beside the first result file, else beside the run; None where that folder cannot be written to."""
     first = next((path for path in wanted.values() if str(path) != "-"), None)
     own = f"{run.resolve().name}.check-{(device or 'here').replace(':', '')}.journal"
     path = first.with_name(f"{first.name}.journal") if first is not None else run.resolve().parent / own

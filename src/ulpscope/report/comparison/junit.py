@@ -52,7 +52,7 @@ def _suite(comparison: Comparison) -> ElementTree.Element:
 
 
 def _coverage_case(comparison: Comparison) -> ElementTree.Element:
-    """Report whether everything was compared: an error where a gap leaves the verdict open, skipped where the user allowed the gap."""
+    """Report whether everything was compared: an error where a gap leaves the verdict open, skipped where it does not."""
     case = ElementTree.Element("testcase", classname="ulpscope", name=_COVERAGE)
     coverage = comparison.coverage
     if not coverage.is_whole:

@@ -388,7 +388,7 @@ class _Book:
 
 
 def _longest_first(tasks: list[tuple[Place, CheckedCall]]) -> list[tuple[Place, CheckedCall]]:
-    """Sort the optimizer's steps first within a step: one takes as long as a hundred calls, and would be waited for at the end."""
+    """Sort the optimizer's step first within a step: it takes as long as a hundred calls, and would be waited for at the end."""
     return sorted(tasks, key=lambda task: (task[0][:2], task[1].phase != "optimizer"))
 
 

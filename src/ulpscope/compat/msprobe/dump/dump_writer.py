@@ -234,7 +234,7 @@ def _xor(buffer: Any) -> str:
 
 
 def _position(slot: TensorRecord) -> list[tuple[bool, int | str]]:
-    """Sort slots with positions first, names after them."""
+    """Return a sort key: positions first, names after them."""
     return [(isinstance(part, str), part) for part in slot.slot.path]
 
 

@@ -67,5 +67,5 @@ def backward_values(record: CallRecord, inputs: list[Path]) -> Iterator[tuple[st
 
 
 def _in_order(path: Path) -> tuple[tuple[bool, int, str], ...]:
-    """Sort numbers by size, before names."""
+    """Return a sort key: numbers by size, before names."""
     return tuple((isinstance(part, str), part if isinstance(part, int) else 0, str(part)) for part in path)
