@@ -16,9 +16,8 @@ class Counts:
     """Numbers of calls by verdict and by contribution.
 
     `compared` calls exist on both sides: the sum of same, rounding, differs, unmeasured and partial. A `partial` call has a slot that only
-    one side knows, and no worse verdict.
-    `inherited`, `amplified` and `masked` calls are among those that differ, and an error begins at a `contributed` one. The page shows these
-    words as the state of a call; a fault uses them for its consequences.
+    one side knows, and no worse verdict. `inherited`, `amplified` and `masked` calls are among those that differ, and an error begins at a
+    `contributed` one. The page shows these words as the state of a call; a fault uses them for its consequences.
     """
 
     calls: int
