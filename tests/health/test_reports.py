@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison of two watched runs looks like, and the files of the older gradient probe."""
+"""Test the reports of two health runs compared, and the files of the older gradient probe."""
 
 from __future__ import annotations
 

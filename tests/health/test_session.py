@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is watched, and to which step it belongs."""
+"""Test which tensors a health recording measures, and to which step they belong."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_fused_optimizer_with_a_scaler_shows_gradients_without_their_scale(tmp
 
 
 def train_alone(steps: int = 4, overflow_at: int = -1) -> list[float]:
-    """A script that knows nothing of being watched."""
+    """Train as a script that knows nothing of being recorded."""
     model = network()
     optimizer, losses = sgd(model), []
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=overflow_at >= 0)
