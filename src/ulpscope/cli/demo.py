@@ -37,7 +37,7 @@ _CULPRIT = ("layers.1.mlp", "gelu")
     default=Path("ulpscope-demo"),
     show_default=True,
     metavar="DIR",
-    help="Folder to put it all in.",
+    help="Folder for the runs and the report.",
 )
 @click.option("--open", "open_report", is_flag=True, help="Open the report in a browser.")
 @click.pass_context

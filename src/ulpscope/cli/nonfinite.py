@@ -18,8 +18,8 @@ _FILE = click.Path(path_type=Path)
 @click.command()
 @click.argument("run", type=_FILE)
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the whole answer as JSON; - for stdout.")
-@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write it as a page that opens from disk.")
-@click.option("--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write the answer as a page that opens from disk.")
+@click.option("--quiet", is_flag=True, help="Print nothing: the exit code is the answer.")
 def nonfinite(run: Path, json_file: Path | None, html_file: Path | None, quiet: bool) -> None:
     """Name the call that made the first inf or NaN in RUN, say why, and rank the near misses.
 

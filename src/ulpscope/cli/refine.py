@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path)
 @click.argument("subject", type=_FILE)
 @click.argument("reference", type=_FILE)
 @click.option("--into", type=_FILE, default=Path("closer.txt"), show_default=True, metavar="FILE", help="The selection file to write.")
-@click.option("--mapping", type=_FILE, metavar="FILE", help="Which names of the subject mean which of the reference, one rule a line.")
+@click.option("--mapping", type=_FILE, metavar="FILE", help="Rules that map names of the subject to names of the reference, one a line.")
 @click.option("--quiet", is_flag=True, help="Print nothing but the two commands.")
 def refine(subject: Path, reference: Path, into: Path, mapping: Path | None, quiet: bool) -> None:
     """Choose the few calls of SUBJECT and REFERENCE whose values would settle what their statistics leave open.

@@ -82,10 +82,14 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     type=click.Choice(["fingerprint", "statistics", "tensors"]),
     default="statistics",
     show_default=True,
-    help="What stays of each tensor.",
+    help="How much to keep of each tensor.",
 )
 @click.option(
-    "--level", type=click.Choice(["api", "module", "both", "op"]), default="api", show_default=True, help="What counts as a call."
+    "--level",
+    type=click.Choice(["api", "module", "both", "op"]),
+    default="api",
+    show_default=True,
+    help="Which operations count as a call.",
 )
 @click.option("--steps", callback=_numbers, metavar="LIST", help="Record only these steps, as in 0,1 or 0-3.")
 @click.option("--ranks", callback=_numbers, metavar="LIST", help="Record only these ranks.")
@@ -112,7 +116,7 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     "--watch-calls",
     "nonfinite_calls",
     is_flag=True,
-    help="Look at every call on an accelerator too, not every module: dearer, and names the call.",
+    help="On an accelerator, look at every call instead of every module: this costs more, and names the call.",
 )
 @click.option("--seed", type=int, callback=checked_seed, help="Seed Python, NumPy and torch before the script starts.")
 @click.option("--deterministic", is_flag=True, help="Ask torch for deterministic kernels.")

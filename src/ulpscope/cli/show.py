@@ -33,14 +33,14 @@ _LINES_OF_HEADER = 14
 @click.command()
 @click.argument("run", type=_FILE)
 @click.argument("glob", required=False)
-@click.option("--step", type=int, metavar="N", help="Only this step.")
-@click.option("--rank", type=int, metavar="N", help="Only this rank.")
-@click.option("--phase", type=click.Choice(["start", "forward", "backward", "optimizer", "end"]), help="Only this phase.")
-@click.option("--stacks", is_flag=True, help="The whole stack of each call.")
-@click.option("--arguments", is_flag=True, help="The arguments and modes of each call.")
-@click.option("--tensor", "slot", metavar="SLOT", help="The values in this slot, as in output.0, where they were kept.")
+@click.option("--step", type=int, metavar="N", help="Show only this step.")
+@click.option("--rank", type=int, metavar="N", help="Show only this rank.")
+@click.option("--phase", type=click.Choice(["start", "forward", "backward", "optimizer", "end"]), help="Show only this phase.")
+@click.option("--stacks", is_flag=True, help="Show the whole stack of each call.")
+@click.option("--arguments", is_flag=True, help="Show the arguments and modes of each call.")
+@click.option("--tensor", "slot", metavar="SLOT", help="Show the values in this slot, as in output.0, where they were kept.")
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the chosen records as JSON; - for stdout.")
-@click.option("--all", "is_all", is_flag=True, help="Everything, not just a screenful.")
+@click.option("--all", "is_all", is_flag=True, help="Show everything, not just a screenful.")
 def show(
     run: Path,
     glob: str | None,
