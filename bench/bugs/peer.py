@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same cases through mindstudio-probe: its debugger records both sides, its comparison flags rows, the first flagged row is its answer.
+"""Run the same cases through mindstudio-probe: its debugger records both sides, and the first row that its comparison flags is its answer.
 
 Half of this file runs in the peer's own environment, where ulpscope is not installed: `python -m bench.bugs.peer FOLDER KEEPS CASE...`
 leaves an `answer.json` in a folder for each case and passes over those that have one, so that a run that was stopped goes on. Importing the

@@ -6,8 +6,8 @@
 3. Does `check` find nothing wrong, and how many calls could it judge?
 4. Does another precision, attention or device go without a fault?
 
-Memory that nobody wrote to is filled with another byte before every run (the allocator of glibc does that on request), so that what depends
-on it shows each time and not now and then: a program whose own results do is left out of 1, and still asked 2.
+Unwritten memory is filled with another byte before every run (the allocator of glibc does that on request), so that a program which depends
+on it shows so each time and not now and then. If its own results depend on it, it is left out of 1, and still asked 2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Show the answers as tables, and hold them against the counts at the start, which no later run may fall below.
 
 The baseline holds, for every program, the calls that were recorded at each level and those that `check` judged and skipped. Fewer calls
-or a lower share is a failure: a false alarm that went away because nobody looks any more has not been repaired.
+or a lower share is a failure: a false alarm that went away because fewer calls are looked at has not been repaired.
 """
 
 from __future__ import annotations

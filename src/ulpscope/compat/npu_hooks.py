@@ -197,8 +197,8 @@ def compare(
 
     >>> compare("./npu_module_op.pkl", "./cpu_module_op.pkl", "./module_result.csv")  # doctest: +SKIP
 
-    Operators match by name and by the number and shapes of their tensors (`shape_flag=False`: by name and number). What has no match is
-    skipped, and matching goes on at the next operator that both have.
+    Operators match by name and by the number and shapes of their tensors (`shape_flag=False`: by name and number). One without a match
+    is skipped, and matching goes on at the next operator that both have.
     """
     npu, bench = (HooksRun(_existing(path)) for path in (npu_pkl_path, bench_pkl_path))
     output = Path(output_path)

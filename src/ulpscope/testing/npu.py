@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An accelerator that needs no hardware: a device named `npu`, written in Python, that computes on the CPU.
+"""Emulate an accelerator without hardware: a device named `npu`, written in Python, that computes on the CPU.
 
     from ulpscope.testing import npu
 

@@ -44,7 +44,7 @@ class PrecisionDebugger:
 
     >>> debugger = PrecisionDebugger(config_path="./config.json", task="statistics", dump_path="./dump", level="L1")  # doctest: +SKIP
 
-    What is given here wins over the file. `layout` is "26.x" or "1.x": the dump tree of which line of the tool is written.
+    Arguments win over the file. `layout` is "26.x" or "1.x": the dump tree of which line of the tool is written.
     """
 
     _instance: ClassVar[PrecisionDebugger | None] = None

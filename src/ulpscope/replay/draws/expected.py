@@ -82,8 +82,8 @@ def surprises(program: Program, made: Tensors, *, is_recorded: bool = False, bef
     """Judge every result whose distribution is known; raise NotReplayable if none is.
 
     `is_recorded` says that `made` was recorded beside the inputs of `program`, and not drawn now: a recorded gradient shows what its
-    forward call dropped (after a relu it is 0 there). `before` is what the forward call of a gradient made from the same draw, where that
-    is not recorded.
+    forward call dropped (after a relu it is 0 there). `before` holds the results of a gradient's forward call on the same draw, where
+    they are not recorded.
     """
     draw = replace(_Draw.of(program), is_recorded=is_recorded, made=made, before=before)
     judge = _judge_of(draw)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits for real machines that add up more coarsely than the zoo's common limits allow, as measured on CUDA kernels (docs/zoo.md)."""
+"""Hold limits for machines that add up more coarsely than the zoo's common limits allow, as measured on CUDA kernels (docs/zoo.md)."""
 
 from __future__ import annotations
 

@@ -95,10 +95,10 @@ class Evaluations:
         return [] if self.decomposed is None else [one for one in found if one is not None]
 
     def rounded_otherwise(self, slot: Slot) -> torch.Tensor | None:
-        """Give values that err by the root mean square of what honest computations err, each element by its own.
+        """Give values that err as much as honest computations do: by their root mean square error, element by element.
 
         One computation errs by next to nothing in some elements by luck. The largest of several would be a larger yardstick than the one
-        that the limits were measured with. What is infinite in one of them stays so.
+        that the limits were measured with. An element that is infinite in one of them stays so.
         """
         if self.decomposed is None:
             return None

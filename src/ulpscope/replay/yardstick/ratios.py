@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a recorded tensor is from the exact one, in units of what honest kernels err there. Pure arithmetic over tensors, in blocks.
+"""Measure how far a recorded tensor is from the exact one, in units of an honest kernel's error. Pure arithmetic over tensors, in blocks.
 
     unit2   error per unit of relative input error, squared: the mean over probes, and at least exact^2
     pool(v) = v + mean over the last dimension / 16 + mean over the tensor / 16
@@ -11,7 +11,7 @@ with a the error of the native kernel and b that of the decomposed computation. 
 it, so that no kernel is its own judge; where there is no b it counts in full.
 A result all of whose elements are the nearest numbers to the exact ones has no change of scale: one constant in many places (a mask of
 -10000 in bfloat16) is rounded the same everywhere, and no kernel comes nearer.
-Elements at a jump (a tie that noise decides) are not judged, and are kept out of the means so that they excuse nobody else.
+Elements at a jump (a tie that noise decides) are not judged, and are kept out of the means so that they excuse no other element.
 """
 
 from __future__ import annotations

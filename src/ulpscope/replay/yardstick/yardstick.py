@@ -136,7 +136,7 @@ class Yardstick:
         """Return the better of full precision and rounded operands: no call has to round, and none errs on purpose.
 
         Where products are only part of a call, fused kernels round other intermediate results than the formula does. If neither explains
-        what was recorded, the size of such rounding is part of the yardstick.
+        the recorded result, the size of such rounding is part of the yardstick.
         """
         found = [self._ratios(one, slot, recorded, coarsest, stage) for one in (self._plain, *self._rounded)]
         is_open = self._may_loosen and self._plain.is_composite and min(one.max_ratio for one in found) > ROUNDED_OTHERWISE

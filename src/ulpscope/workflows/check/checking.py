@@ -91,14 +91,14 @@ def check_run(
 ) -> Check:
     """Run every recorded call again on `device` and judge it against a higher precision on the CPU.
 
-    Without a device it is the one that the run was recorded on, where that is here, else the CPU; `Check.device` says which.
+    The default device is the one that the run was recorded on, if it is here, else the CPU; `Check.device` says which.
 
     >>> check = ulpscope.check_run("runs/npu", device="npu")  # doctest: +SKIP
     >>> [str(call.call) for call in check.failures]  # doctest: +SKIP
     ['functional.gelu.1']
 
     `jobs` processes share the work, and the devices where there are several; each call may take `timeout_s`. `imports` are modules that
-    register somebody's operations or devices. With `resume` and a `journal`, what an earlier check found is not looked for again.
+    register custom operations or devices. With `resume` and a `journal`, calls of an earlier check are not checked again.
     `isolated=False` checks in this process. `backward` is the other file of a recording of api_accuracy_checker whose names do not tell.
     `edition` is that of the published standards. `found` gets every call as soon as it is known.
     """

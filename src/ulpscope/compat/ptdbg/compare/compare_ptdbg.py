@@ -88,7 +88,7 @@ def compare(
     ...          "npu_dump_data_dir": "npu/dump", "bench_dump_data_dir": "gpu/dump"}, "output")  # doctest: +SKIP
     PosixPath('output/compare_result_20231206101500.csv')
 
-    What cannot be compared ends the process with the old code, after one sentence.
+    Input that cannot be compared ends the process with the old code, after one sentence.
     """
     with leaving_with_code():
         npu, bench = _sides(input_param)
