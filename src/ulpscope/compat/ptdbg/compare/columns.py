@@ -85,7 +85,7 @@ def _decimals(value: float | None) -> str:
     """Write twelve decimals, or the word for a missing number.
 
     >>> _decimals(12345.6789)
-    '12345.678900000000'
+    '12345.678900000001'
     """
     return NAN if value is None else f"{value:.12f}"
 
