@@ -2,7 +2,7 @@
 """Preheat free_benchmark: its first steps learn, operation by operation, which difference is still harmless.
 
 Step 0 counts the calls of each operation. Up to `preheat_step` some of them, at most `max_sample` a step, are also computed on the CPU in a
-higher precision. If a call agrees with that, the difference that a disturbance made is harmless, and the limit rises to it; otherwise the
+higher precision. If a call agrees with that, the difference that a disturbance made is harmless, and the limit follows it; otherwise the
 limit stays below it.
 """
 
