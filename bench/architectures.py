@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models of 36 architectures of `transformers`, with random weights, and the two steps of AdamW that each trains.
+"""Train tiny models of 36 architectures of `transformers`, with random weights, for two steps of AdamW each.
 
 >>> from bench.architectures import ARCHITECTURES, train
 >>> result = train("llama", autocast="bfloat16")
@@ -25,7 +25,7 @@ Batch = dict[str, Any]
 
 _VOCABULARY = 97
 _ROWS, _LENGTH, _TARGETS = 2, 12, 7
-_FIRST_WORD = 3  # 0 pads, 1 begins, 2 ends
+_FIRST_WORD = 3  # word 0 pads, 1 begins a text, 2 ends it
 
 
 def _words(length: int = _LENGTH) -> torch.Tensor:
@@ -33,7 +33,7 @@ def _words(length: int = _LENGTH) -> torch.Tensor:
 
 
 def _padded() -> Batch:
-    """Words with a mask; the first row ends early."""
+    """Draw words with a mask; the first row ends early."""
     words = _words()
     mask = torch.ones_like(words)
     mask[0, -3:] = 0
@@ -76,7 +76,7 @@ def _sounds() -> Batch:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A configuration and a model of `transformers`, by name, and what it is trained on."""
+    """A configuration and a model of `transformers`, by name, and the batch it is trained on."""
 
     name: str
     model: str
@@ -85,7 +85,7 @@ class Architecture:
     config: str = ""
 
     def build(self, attention: str | None = None) -> Any:
-        """Give the model with random weights; `attention` is one of transformers' implementations (eager, sdpa ...)."""
+        """Build the model with random weights; `attention` is one of transformers' implementations (eager, sdpa ...)."""
         import transformers
 
         configuration = getattr(transformers, self.config or f"{self.name}Config")(**self.sizes)
@@ -196,7 +196,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 class Nothing:
-    """What stands around the steps of a run without a capture."""
+    """The context around the steps of a run without a capture."""
 
     def __init__(self, model: Any = None, optimizer: Any = None) -> None: ...
 
@@ -218,9 +218,10 @@ def train(
     seed: int = 0,
     steps: int = 2,
 ) -> dict[str, Any]:
-    """Train a tiny model of an architecture inside `record(model, optimizer)`; gives losses, gradients, parameters, buffers and generators.
+    """Train a tiny model of an architecture inside `record(model, optimizer)`.
 
-    `autocast` is the dtype of torch.autocast, "bfloat16" for example; without one everything is float32.
+    Return losses, gradients, parameters, buffers and generators. `autocast` is the dtype of torch.autocast, "bfloat16" for example; without
+    one everything is float32.
     """
     torch.manual_seed(seed)
     random.seed(seed)

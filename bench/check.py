@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast calls are checked, and what a check says about a device: five small networks, recorded on the CPU, checked anywhere.
+"""Measure how fast calls are checked, and what a check says about a device: five small networks, recorded on the CPU, checked anywhere.
 
     python -m bench.check                                     what the CPU does with its own recordings, and how --jobs scales
     python -m bench.check --device cuda                       the same calls on a GPU, TF32 off and on
@@ -111,7 +111,7 @@ PARTS = {
 
 @contextmanager
 def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
-    """Adds up how long the parts of a check take; a part inside another counts in both."""
+    """Add up how long the parts of a check take; a part inside another counts in both."""
     with ExitStack() as stack:
         for part, (owner, name) in PARTS.items():
             before = vars(owner)[name]
@@ -134,7 +134,7 @@ def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
 
 
 def where(folder: Path, device: str) -> None:
-    """Twice over one recording, in this process: what only the first calls cost is in the first column."""
+    """Check one recording twice in this process: the first column holds the costs that only the first calls have."""
     path = record("gpt", folder / "where", steps=2)
     seconds = [defaultdict[str, float](float) for _ in range(2)]
     checks = []

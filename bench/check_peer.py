@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks per second, ours against mindstudio-probe's acc_check, on one dump that mindstudio-probe itself recorded.
+"""Measure checks per second, ours against mindstudio-probe's acc_check, on one dump that mindstudio-probe itself recorded.
 
     python -m bench.check_peer --device cuda --peer-python PYTHON [--peer-path FOLDER] [--keep tensors]
 
@@ -29,7 +29,7 @@ TASKS = {"statistics": "statistics", "tensors": "tensor"}
 
 
 def train(layers: int, before: Any, after: Any) -> None:
-    """One step; runs in the peer's environment and imports nothing but torch."""
+    """Train one step; runs in the peer's environment and imports nothing but torch."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -70,7 +70,7 @@ def train(layers: int, before: Any, after: Any) -> None:
 
 
 def record(into: Path, keep: str, layers: int) -> None:
-    """As the peer does; run by its own python."""
+    """Record with the peer's own debugger; run by its own python."""
     from msprobe.pytorch import PrecisionDebugger
 
     task = TASKS[keep]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that is measured: a GPT of 4 layers, width 256, 8 heads, vocabulary 1000, batch 8 x 128, float32, AdamW.
+"""Define the measured model: a GPT of 4 layers, width 256, 8 heads, vocabulary 1000, batch 8 x 128, float32, AdamW.
 
-It is written with plain calls, so that every recorder sees the same ones. It runs in the environment of the peer too and
-therefore imports nothing but torch.
+It is written with plain calls, so that every recorder sees the same ones. It runs in the environment of the peer too and therefore imports
+nothing but torch.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class GPT(nn.Module):
 
 
 def training(*, perturb: float = 0.0) -> tuple[GPT, torch.optim.Optimizer, Callable[..., None]]:
-    """The model, its optimizer and a function that trains one step. `perturb` scales every weight by 1 + perturb.
+    """Return the model, its optimizer and a function that trains one step. `perturb` scales every weight by 1 + perturb.
 
-    The function calls what it is given between the backward and the update of the weights.
+    The function calls its argument between the backward and the update of the weights.
     """
     torch.manual_seed(0)
     model = GPT()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How cost grows with calls, steps, records, bytes and ranks: measures, prints, and draws two pictures.
+"""Measure how cost grows with calls, steps, records, bytes and ranks; print it, and draw two pictures.
 
     python -m bench.growth [--into docs/assets] [--calls 1000000] [--steps 200] [--records 1000000] [--quick]
 
@@ -30,7 +30,7 @@ PERTURBATION = 1e-7
 
 @dataclass(frozen=True)
 class Curve:
-    """What one panel shows: how some costs grow with one thing."""
+    """The curves of one panel: how some costs grow with one thing."""
 
     title: str
     along: str
@@ -40,7 +40,7 @@ class Curve:
 
 
 def record_calls(calls: int) -> None:
-    """Records so many calls on tiny tensors and prints microseconds of processor time a call, part by part; run in a process of its own."""
+    """Record so many calls on tiny tensors and print microseconds of processor time a call, part by part; run in a process of its own."""
     import torch
 
     import ulpscope
@@ -95,7 +95,7 @@ def comparing_curve(title: str, along: str, sides: Iterable[tuple[float, Path, P
 
 
 def sides_of(sizes: Sequence[int], scratch: Path, words: Callable[[int], list[object]]) -> Iterable[tuple[float, Path, Path]]:
-    """Two runs for each size, made in processes of their own: what a comparison needs at most must not count what making them needed."""
+    """Record two runs for each size in processes of their own, so that the peak memory of a comparison does not count their making."""
     for size in sizes:
         folder = Path(tempfile.mkdtemp(dir=scratch))
         for side, off in (("subject", PERTURBATION), ("reference", 0.0)):

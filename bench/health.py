@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what watching adds to a training step, and prints one table of ratios.
+"""Measure what recording health adds to a training step, and print one table of ratios.
 
     python bench/health.py [--device cuda] [--peer-python PATH] [--quick]
 
 On CUDA the model is a GPT of 24 layers, width 1024, batch 8 x 1024, bfloat16 (405 million parameters in 294 tensors); on the CPU that of
-gpt.py. Each way of watching takes its turns between bare turns of the same process, and a step is the time of a whole turn over its steps,
+gpt.py. Each way of recording takes its turns between bare turns of the same process, and a step is the time of a whole turn over its steps,
 with one wait for the device at its end, as training does it; in `waiting every step` the loss is read after each step. Noise only ever
 adds, so the best turn counts. The peer is the monitor of mindstudio-probe 26.2.0 with gradients, parameters and moments, in an environment
 of its own, whose Python is PATH; it is measured against bare turns there. Let nothing else run meanwhile.
@@ -94,7 +94,7 @@ class Training:
         return loss.detach()
 
     def turn(self, steps: int, after: Callable[[Tensor], Any], before: Callable[[], Any] = lambda: None) -> float:
-        """Seconds of a step, over so many."""
+        """Return the seconds of a step, over so many."""
         self.wait()
         begin = time.perf_counter()
         for _ in range(steps):
@@ -113,9 +113,9 @@ Opening = Callable[[Training, Path], AbstractContextManager[Any]]
 
 def watched(**wishes: Any) -> Opening:
     def opening(training: Training, into: Path) -> AbstractContextManager[Any]:
-        from ulpscope.workflows.health_recording import watch
+        from ulpscope.workflows.health_recording import record_health
 
-        return watch(training.model, training.optimizer, into=into, quiet=True, **wishes)
+        return record_health(training.model, training.optimizer, into=into, quiet=True, **wishes)
 
     return opening
 
@@ -125,7 +125,7 @@ def nothing(training: Training, into: Path) -> AbstractContextManager[Any]:
 
 
 def peer(training: Training, into: Path) -> AbstractContextManager[Any]:
-    """Attaches the peer's monitor for good; it has nothing that detaches it."""
+    """Attach the peer's monitor for good; nothing detaches it."""
     from msprobe.pytorch import TrainerMon
 
     into.mkdir(parents=True)
@@ -157,14 +157,14 @@ OURS: dict[str, tuple[Opening, bool]] = {
 
 
 def measure(training: Training, ways: dict[str, tuple[Opening, bool]], *, rounds: int, steps: int, scratch: Path) -> dict[str, float]:
-    """The best step of each way, and of the bare training with and without waiting."""
+    """Measure the best step of each way, and of the bare training with and without waiting."""
     best: dict[str, float] = {}
     turns: dict[str, tuple[Opening, bool]] = {"bare": (nothing, False), "bare, waiting every step": (nothing, True), **ways}
     training.turn(3, lambda loss: None)
     for number in range(rounds):
         for name, (opening, is_waiting) in turns.items():
             with opening(training, scratch / f"{number}-{len(best)}-{len(name)}-{hash(name) % 997}"):
-                training.turn(3, lambda loss: None)  # compiling kernels, making tables
+                training.turn(3, lambda loss: None)  # the first steps compile kernels and make tables
                 seconds = training.turn(steps, Tensor.item if is_waiting else lambda loss: None)
             best[name] = min(best.get(name, seconds), seconds)
     return best
@@ -197,7 +197,9 @@ def main() -> None:
             print(json.dumps(best))
             return
         print(f"{torch.__version__}, {options.device}, {sum(p.numel() for p in training.model.parameters()) / 1e6:.0f} million parameters")
-        print_table(measure(training, OURS, rounds=rounds, steps=steps, scratch=scratch), "watching", asked="at most 1.05 on the H200")
+        print_table(
+            measure(training, OURS, rounds=rounds, steps=steps, scratch=scratch), "recording health", asked="at most 1.05 on the H200"
+        )
         from ulpscope.capture.health import readings_triton as statistics_triton
 
         if statistics_triton.failure:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the health watch stay flat? Memory of the process and size on disk over a million written steps, and over 25 000 trained ones.
+"""Measure whether a health recording stays flat: memory and size on disk over a million written steps, and over 25 000 trained ones.
 
     python bench/health_growth.py [--written 1000000] [--trained 25000] [--json FILE]
 
-The written steps go through what a watch does with each of them (the series on disk with its rotation, and the alerts), without a
-model; the trained ones are real steps of a small model under `ulpscope.watch`. Printed are the resident memory of the process at ten
-moments and the bytes on disk, and at the end how much memory was added after the first tenth. A few MB are the allocator's; growth with the
-steps is not.
+The written steps pass through the series on disk with its rotation and through the alerts, as in a health recording, without a model; the
+trained ones are real steps of a small model under `ulpscope.record_health`. Printed are the resident memory of the process at ten moments
+and the bytes on disk, and at the end how much memory was added after the first tenth. A few MB are the allocator's; growth with the steps
+is not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOMENTS = 10
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use now, by /proc."""
+    """Return the resident memory of this process, by /proc."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -47,7 +47,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 def written(steps: int, folder: Path, *, max_bytes: int = 64 << 20) -> list[dict[str, float]]:
-    """Steps of 24 targets with signs, through the writer and the alerts."""
+    """Write steps of 24 targets with signs, through the writer and the alerts."""
     targets = tuple(
         HealthTarget(kind=kind, name=f"layers.{layer}.weight", numel=4096, global_numel=4096, num_samples=64 if kind == "gradient" else 0)
         for kind in ("gradient", "parameter", "update")
@@ -72,7 +72,7 @@ def written(steps: int, folder: Path, *, max_bytes: int = 64 << 20) -> list[dict
 
 
 def trained(steps: int, folder: Path) -> list[dict[str, float]]:
-    """Real steps of a small model under a watch with everything on."""
+    """Train real steps of a small model under a health recording with everything on."""
     import torch
 
     import ulpscope
@@ -81,7 +81,9 @@ def trained(steps: int, folder: Path) -> list[dict[str, float]]:
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    with ulpscope.watch(model, optimizer, into=folder / "trained", bounds=(-1.0, 0.0, 1.0), max_bytes=8 << 20, quiet=True) as health:
+    with ulpscope.record_health(
+        model, optimizer, into=folder / "trained", bounds=(-1.0, 0.0, 1.0), max_bytes=8 << 20, quiet=True
+    ) as health:
 
         def take(number: int) -> None:
             optimizer.zero_grad()
@@ -95,7 +97,7 @@ def trained(steps: int, folder: Path) -> list[dict[str, float]]:
 
 
 def observed(take: Callable[[int], None], steps: int, path: Path) -> list[dict[str, float]]:
-    """Memory, disk and microseconds a step at ten moments."""
+    """Measure memory, disk and microseconds a step at ten moments."""
     moments = {max(steps * tenth // MOMENTS, 1) for tenth in range(1, MOMENTS + 1)}
     found = []
     begin, before = time.perf_counter(), 0
@@ -109,7 +111,7 @@ def observed(take: Callable[[int], None], steps: int, path: Path) -> list[dict[s
 
 
 def history(path: Path) -> dict[str, Any]:
-    """What is left of the run: how many steps, from where to where, and the largest gap in each tenth."""
+    """Describe the steps left in the run: how many, from where to where, and the largest gap in each tenth."""
     steps = [step.step for step in open_health(path).steps(0)]
     gaps = np.diff(steps)
     tenths = np.array_split(gaps, min(MOMENTS, len(gaps)))
@@ -122,7 +124,7 @@ def history(path: Path) -> dict[str, Any]:
 
 
 def added_bytes(found: list[dict[str, float]]) -> float:
-    """Memory that came after the first tenth."""
+    """Return the memory that came after the first tenth."""
     return found[-1]["resident"] - found[0]["resident"]
 
 

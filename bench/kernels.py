@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the passes over tensors are, as ratios to copying and reading the same memory in the same run.
+"""Measure how fast the passes over tensors are, as ratios to copying and reading the same memory in the same run.
 
     python bench/kernels.py [--mib 256] [--repeats 5]
     python bench/kernels.py --pass          the pass over two float32 tensors alone, as JSON, for trunk.py
@@ -41,7 +41,7 @@ def best_seconds(work: Callable[[], object], repeats: int, clock: Callable[[], f
 
 
 def tensor(dtype: str, size_bytes: int, noise: float) -> Raw:
-    """Normal numbers; with noise, the same numbers a little off."""
+    """Draw normal numbers; with noise, the same numbers a little off."""
     numel = size_bytes // {"float64": 8, "float32": 4, "float8_e4m3fn": 1}.get(dtype, 2)
     values = np.random.default_rng(0).standard_normal(numel, np.float32)
     values *= 1 + noise * np.random.default_rng(1).standard_normal(numel, np.float32)
@@ -70,7 +70,7 @@ def rows(size_bytes: int) -> Iterator[Row]:
 
 
 def overheads() -> Iterator[tuple[str, float]]:
-    """Microseconds for one call on a tensor of sixteen numbers."""
+    """Measure the microseconds of one call on a tensor of sixteen numbers."""
     small = tensor("float32", 64, 0.0)
     other = tensor("float32", 64, 1e-4)
     address = small.ctypes.data
@@ -88,7 +88,7 @@ def overheads() -> Iterator[tuple[str, float]]:
 
 
 def pair_pass(size_bytes: int, repeats: int) -> dict[str, float]:
-    """GB/s of reading memory, of the pass over two float32 tensors that differ by 1e-6, and of two such passes at once, by the clock."""
+    """Measure GB/s by the clock: of reading memory, of the pass over two float32 tensors that differ by 1e-6, and of two passes at once."""
     library = open_kernel()
     if library is None:
         raise SystemExit("no kernel was built here")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the compare of ptdbg_ascend, as ours serves it, against the compare of mindstudio-probe on the same tensors.
+"""Measure the compare of ptdbg_ascend, as ours serves it, against the compare of mindstudio-probe on the same tensors.
 
     python bench/legacy_compare.py --peer-python PATH
 
@@ -51,7 +51,7 @@ compare(paths, output)
 
 
 def as_ptdbg(peer: Path, into: Path) -> Path:
-    """The peer's dump in the old layout; returns the path of dump.pkl without its ending."""
+    """Write the peer's dump in the old layout; return the path of dump.pkl without its ending."""
     source = next(peer.glob("step0/*"))
     calls = json.loads((source / "dump.json").read_text())["data"]
     (into / "dump").mkdir(parents=True)
@@ -66,7 +66,7 @@ def as_ptdbg(peer: Path, into: Path) -> Path:
 
 
 def slots(name: str, call: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tensors of one call with their old names."""
+    """Yield the tensors of one call with their old names."""
     prefix = name.replace(".", "_")
     for role, key in (("input_args", "input"), ("input", "input"), ("output", "output")):
         found = call.get(role, [])

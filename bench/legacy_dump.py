@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the dump of ptdbg_ascend, as ours serves it, against the tensor dump of mindstudio-probe on the same training.
+"""Measure the dump of ptdbg_ascend, as ours serves it, against the tensor dump of mindstudio-probe on the same training.
 
     python bench/legacy_dump.py --peer-python PATH
 
@@ -23,7 +23,7 @@ ROUNDS, STEPS, BARE_STEPS = 3, 4, 8
 
 
 def record(into: Path, steps: int, perturb: float = 0.0) -> list[float]:
-    """Train under the old debugger; the seconds of each step."""
+    """Train under the old debugger; return the seconds of each step."""
     from ptdbg_ascend import PrecisionDebugger
 
     _, _, step = training(perturb=perturb)
@@ -39,7 +39,7 @@ def record(into: Path, steps: int, perturb: float = 0.0) -> list[float]:
 
 
 def stored_bytes(folder: Path) -> int:
-    """What the files take, those with several names once."""
+    """Sum the bytes of the files; a file with several names counts once."""
     found = {(entry := file.stat()).st_ino: entry.st_size for file in folder.rglob("*") if file.is_file()}
     return sum(found.values())
 

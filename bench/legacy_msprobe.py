@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the dumps of msprobe, as ours serves them, against mindstudio-probe on the same training.
+"""Measure the dumps of msprobe, as ours serves them, against mindstudio-probe on the same training.
 
     python bench/legacy_msprobe.py --peer-python PATH
 
@@ -28,7 +28,7 @@ FEW_CALLS, MANY_CALLS = 2_000, 24_000
 
 
 def seconds_a_call(into: Path, num_calls: int) -> float:
-    """What one call costs in a step of so many, dumped as statistics; runs under either tool."""
+    """Measure one call in a step of so many, dumped as statistics; runs under either tool."""
     import torch
 
     from msprobe.pytorch import PrecisionDebugger
@@ -47,7 +47,7 @@ def seconds_a_call(into: Path, num_calls: int) -> float:
 
 
 def growth(python: str, scratch: Path) -> float:
-    """What a call costs in a long step over what it costs in a short one."""
+    """Compare the cost of a call in a long step with that in a short one."""
     found = []
     for num_calls in (FEW_CALLS, MANY_CALLS):
         command = [python, __file__, "--into", str(scratch / f"calls{num_calls}"), "--calls", str(num_calls)]

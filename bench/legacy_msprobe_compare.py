@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures `msprobe compare` as we serve it against the real one, on the same dumps.
+"""Measure `msprobe compare` as we serve it against the real one, on the same dumps.
 
     python bench/legacy_msprobe_compare.py --peer-python PATH [--ops 4000]
 
@@ -46,7 +46,7 @@ def compare_ours(subject: Path, reference: Path, output: Path) -> Finished:
 
 
 def write_small_calls(folder: Path, count: int, factor: float) -> None:
-    """A dump of statistics with many calls of one tensor each."""
+    """Write a dump of statistics with many calls of one tensor each."""
     rank = folder / "step0" / "rank0"
     rank.mkdir(parents=True)
     leaf = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [64, 64], "Mean": 0.0, "Norm": 64.0 * factor, "requires_grad": False}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own operator samples as programs: every operator of its test suite on the inputs that torch tests it with.
+"""Turn torch's own operator samples into programs: every operator of its test suite on the inputs that torch tests it with.
 
     for name, program in samples(torch.float32):
         with Capture(into, keep="tensors") as capture:
@@ -33,7 +33,7 @@ Program: TypeAlias = Callable[[], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One operator in one dtype with the samples that torch has for it, the first `most` of them."""
+    """One operator in one dtype with the first `most` of the samples that torch has for it."""
 
     operator: Any
     dtype: torch.dtype
@@ -49,7 +49,7 @@ class Sampled:
         return self.dtype in self.operator.supported_backward_dtypes("cpu") and bool(self.operator.supports_autograd)
 
     def __call__(self) -> list[Any]:
-        """Each sample's results and the gradients of its inputs, or the name of the error that torch raised."""
+        """Return each sample's results and the gradients of its inputs, or the name of the error that torch raised."""
         function = {"function": self.operator.op, "method": self.operator.method_variant, "inplace": self.operator.inplace_variant}
         with _unseen():
             given = self._inputs()
@@ -67,18 +67,18 @@ class Sampled:
             results = [one for one in tree_leaves(function(first, *sample.args, **sample.kwargs)) if isinstance(one, torch.Tensor)]
             leaves = [one for one in tree_leaves((sample.input, sample.args, sample.kwargs)) if _is_leaf(one)]
             return results, _gradients(results, leaves, place) if leaves else []
-        except Exception as error:  # whatever it is: it has to be the same one under a capture
+        except Exception as error:  # any error: it has to be the same one under a capture
             return type(error).__name__
 
 
 def samples(
     dtype: torch.dtype, names: Sequence[str] = (), *, most: int | None = None, variant: Variant = "function"
 ) -> Iterator[tuple[str, Program]]:
-    """Every operator that torch tests in `dtype`, or those of these names, with its program; `most` samples of each."""
+    """Yield every operator that torch tests in `dtype`, or those of these names, with its program; `most` samples of each."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     flags = torch.backends.disable_global_flags.__globals__
-    flags["__allow_nonbracketed_mutation_flag"] = True  # importing torch's tests forbids to set flags of cuDNN and others
+    flags["__allow_nonbracketed_mutation_flag"] = True  # importing torch's tests forbids setting flags of cuDNN and others
 
     for operator in op_db:
         is_wanted = not names or operator.full_name in names
@@ -89,7 +89,7 @@ def samples(
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """What torch computes here is no part of the program."""
+    """Hide torch's computations from the capture, since they are no part of the program."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
@@ -121,5 +121,5 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _twin(value: Any) -> Any:
-    """What may be written to: a leaf that requires a gradient may not."""
+    """Copy a tensor, so that it may be written to: a leaf that requires a gradient may not."""
     return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains under mindstudio-probe, in its own environment, and prints the seconds of each step as JSON. Run by trunk.py.
+"""Train under mindstudio-probe, in its own environment, and print the seconds of each step as JSON. Run by trunk.py.
 
 Level L1 with risk_level ALL records every API that the tool wraps, forward and backward, as our level `api` does, and the calls inside
 the optimizer too, for which we write one record with the gradients, weights and state.

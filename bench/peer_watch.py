@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our watches beside what mindstudio-probe has for the same questions: a training step under each over the bare step, as one table.
+"""Measure our hunt and our health recording beside mindstudio-probe's answers to the same questions, as one table of training steps.
 
     python -m bench.peer_watch --peer-python ~/peer/bin/python              the GPT of health.py on the CPU
     python -m bench.peer_watch --device cuda --peer-path /tmp/peer          24 layers, width 1024, batch 8 x 1024, bfloat16
@@ -8,7 +8,7 @@
 The peer runs in a process of its own: with another Python (`--peer-python`), or with this one and its packages in a folder
 (`--peer-path`). Its task nan_check needs an NPU and refuses to start elsewhere; what it has for other machines is `msprobe
 overflow_check`, which reads a dump of statistics afterwards, so that dump is measured. Its monitor (TrainerMon) takes gradients, parameters
-and moments in every step, as our health watch does. Each way takes its turns between bare turns of the same process; a step is the time
+and moments in every step, as our health recording does. Each way takes its turns between bare turns of the same process; a step is the time
 of a whole turn over its steps, with one wait for the device at its end. The best turns count, since noise only ever adds.
 """
 
@@ -33,7 +33,7 @@ TINY = health.Size(2, 32, 2, 100, 2, 16, health.torch.float32)
 
 
 class Way(NamedTuple):
-    """How a training is watched: what to enter, and what to do before and after each step."""
+    """One way to train: the context to enter, and the methods to call before and after each step."""
 
     open: Callable[[health.Training, Path], AbstractContextManager[Any]]
     before: str = ""
@@ -46,7 +46,7 @@ class Way(NamedTuple):
 def our_watch(training: health.Training, into: Path) -> AbstractContextManager[Any]:
     import ulpscope
 
-    return ulpscope.Capture(into, training.model, watch="nonfinite")
+    return ulpscope.Capture(into, training.model, nonfinite=True)
 
 
 OURS = {"watch": Way(our_watch, after="step"), "health": Way(health.watched())}
@@ -89,13 +89,13 @@ THEIRS = {"watch": Way(_Dump, "begin", "end"), "health": Way(health.peer)}
 
 
 def measure(training: health.Training, way: Way, *, rounds: int, steps: int, scratch: Path, stays: bool) -> dict[str, float]:
-    """The best bare step and the best watched one; what `stays` attached once comes after all bare turns."""
+    """Measure the best bare step and the best step under a tool; if it `stays` attached, its turns come after all bare turns."""
     training.turn(2, _nothing)
     bare = [training.turn(steps, _nothing) for _ in range(rounds if stays else 1)]
     watched = []
     for number in range(1 if stays else rounds):
         with way.open(training, scratch / f"{number}") as entered:
-            _turn(training, way, entered, 1 if steps < 4 else 3)  # compiling kernels, making tables
+            _turn(training, way, entered, 1 if steps < 4 else 3)  # the first steps compile kernels and make tables
             watched += [_turn(training, way, entered, steps) for _ in range(rounds if stays else 1)]
         if not stays:
             bare.append(training.turn(steps, _nothing))
@@ -123,7 +123,7 @@ def measured(options: argparse.Namespace, ways: dict[str, Way], what: str) -> di
 
 
 def peer_measured(options: argparse.Namespace, what: str) -> dict[str, float] | str:
-    """What the peer's process measured, or why it did not."""
+    """Return the measurements of the peer's process, or why there are none."""
     words = ["--as-peer", what, "--device", options.device, "--rounds", str(options.rounds), "--peer-steps", str(options.peer_steps)]
     environment = dict(os.environ)
     if options.peer_path:
@@ -141,10 +141,10 @@ def peer_measured(options: argparse.Namespace, what: str) -> dict[str, float] | 
 def show(options: argparse.Namespace) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     names = {
-        "watch": ("ours: watch nonfinite", "peer: dump of statistics for overflow_check", 1.10),
+        "watch": ("ours: nonfinite, every step", "peer: dump of statistics for overflow_check", 1.10),
         "health": ("ours: health, every step", "peer: monitor, every step", 1.05),
     }
-    print(f"torch {health.torch.__version__}, {options.device}\n\n| what | bare ms | watched ms | ratio | asked |\n|---|---|---|---|---|")
+    print(f"torch {health.torch.__version__}, {options.device}\n\n| what | bare ms | with it ms | ratio | asked |\n|---|---|---|---|---|")
     for what, (our, their, asked) in names.items():
         rows[our] = measured(options, OURS, what)
         rows[their] = peer_measured(options, what) if options.peer_python or options.peer_path else "not asked for"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains under one recorder of ours, or none, and prints the seconds of each step as JSON. Run by trunk.py."""
+"""Train under one recorder of ours, or none, and print the seconds of each step as JSON. Run by trunk.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of any number of records, written through the store's own writer, to see how cost grows.
+"""Write runs of any number of records through the store's own writer, to see how cost grows.
 
     python -m bench.synthetic runs/subject --records 100000 --steps 100 [--off 1e-6] [--ranks 2]
     python -m bench.synthetic runs/subject --bytes 1000000000 [--off 1e-6]
@@ -54,7 +54,7 @@ def write_run(
 def step_records(
     rank: int, step: int, many: int, modules: int, values: random.Random, noise: random.Random, off: float
 ) -> Iterator[CallRecord]:
-    """The calls of a forward pass, each fed by the one before."""
+    """Yield the calls of a forward pass, each fed by the one before."""
     calls: dict[str, int] = {}
     entering = tensor(Slot("input", (0,)), values, noise, 0.0)
     for order in range(many):
@@ -118,7 +118,7 @@ def write_tensors(path: Path, *, size_bytes: int, off: float = 0.0, tensors_a_st
 
 
 def tensor(slot: Slot, values: random.Random, noise: random.Random, off: float, same: TensorRecord | None = None) -> TensorRecord:
-    """A tensor with statistics as of normal numbers; `same` is the tensor that it is, seen in another slot."""
+    """Make a tensor with statistics as of normal numbers; `same` is the same tensor in another slot."""
     if same is not None:
         summary, fingerprint = same.summary, same.fingerprint
     else:

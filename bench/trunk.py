@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures recording and comparing against the bare step, the peer and the machine, and prints one table of ratios.
+"""Measure recording and comparing against the bare step, the peer and the machine, and print one table of ratios.
 
     python bench/trunk.py [--peer-python PATH] [--quick]
 
@@ -35,7 +35,7 @@ REPLAY_SECONDS = 60.0
 
 
 class Failed(Exception):
-    """A process that did not do its work, with the last thing it said."""
+    """Raised for a process that did not do its work; the message is its last output."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Times:
 
     @property
     def step(self) -> float:
-        """The median step, with its share of what was put off to the end."""
+        """Return the median step, with its share of the work put off to the end."""
         return statistics.median(self.steps[1:]) + self.close / len(self.steps)
 
 
@@ -83,7 +83,7 @@ QUICK = Effort(rounds=1, steps=5, tensor_steps=2, help_runs=2, long_steps=12, wi
 
 @dataclass
 class Recorder:
-    """One way to train, and what its turns gave."""
+    """One way to train, and the figures of its turns."""
 
     name: str
     command: list[str]
@@ -167,7 +167,7 @@ def peer_command(python: str, keep: str) -> list[str]:
     return [python, str(HERE / "peer_record.py"), "--keep", keep]
 
 
-# --- what is measured
+# --- measurements
 
 
 def measure_recording(effort: Effort, peer: str | None, scratch: Path) -> dict[str, Recorder]:
@@ -187,14 +187,14 @@ def measure_recording(effort: Effort, peer: str | None, scratch: Path) -> dict[s
 
 
 def measure_growth(effort: Effort, scratch: Path) -> float:
-    """Seconds of a late step over those of an early one, medians of five around each."""
+    """Compare the seconds of a late step with those of an early one, medians of five around each."""
     say(f"{effort.long_steps} recorded steps")
     seconds = train(recorder_command("statistics"), effort.long_steps, scratch / "long").steps
     return statistics.median(seconds[-5:]) / statistics.median(seconds[3:8])
 
 
 def record_pair(command: list[str], steps: int, folder: Path) -> tuple[Path, Path]:
-    """Two runs whose weights differ by one part in a million, so that every tensor has to be read."""
+    """Record two runs whose weights differ by one part in a million, so that every tensor has to be read."""
     subject, reference = folder / "subject", folder / "reference"
     train(command, steps, subject, PERTURBATION)
     train(command, steps, reference)
@@ -202,7 +202,10 @@ def record_pair(command: list[str], steps: int, folder: Path) -> tuple[Path, Pat
 
 
 def compare_ours(subject: Path, reference: Path, *, replay: str = "none", cores: int = 0, attempts: int = 3) -> Finished:
-    """Exit code 1 means that the runs diverge, or a crash: the answer tells which. The peer replays nothing, so neither do we there."""
+    """Run our comparison. Exit code 1 means that the runs diverge, or a crash: the answer file tells which.
+
+    The peer replays nothing, so neither do we there.
+    """
     answer = subject.parent / "answer.json"
     words = ["--quiet", "--json", str(answer), "--replay", replay, "--replay-limit", str(REPLAY_SECONDS)]
     command = [*ours_command(), "compare", str(subject), str(reference), *words]
@@ -213,7 +216,7 @@ def compare_ours(subject: Path, reference: Path, *, replay: str = "none", cores:
 
 
 def on_cores(many: int, command: list[str]) -> list[str]:
-    """The command, confined to so many cores; 0 means to none."""
+    """Confine the command to so many cores; 0 means to none."""
     if not many:
         return command
     chosen = sorted(os.sched_getaffinity(0))[:many]
@@ -230,12 +233,12 @@ def compare_peer(python: str, subject: Path, reference: Path, scratch: Path) -> 
 
 
 def best(attempted: Callable[[], Finished], attempts: int = 3) -> Finished:
-    """The quickest of some: noise only ever adds."""
+    """Return the quickest of some attempts: noise only ever adds."""
     return min((attempted() for _ in range(attempts)), key=lambda finished: finished.seconds)
 
 
 def ours_command() -> list[str]:
-    """The command as people type it, as the peer's is run, or where it is not installed the module."""
+    """Return our command as people type it, as the peer's is run; the module where the command is not installed."""
     script = Path(OURS).with_name("ulpscope")
     return [str(script)] if script.is_file() else [OURS, "-m", "ulpscope"]
 
@@ -249,7 +252,7 @@ def best_help(command: list[str], runs: int) -> float:
 
 
 def copy_bandwidth(size: int = 1 << 28) -> float:
-    """Bytes a second of one core copying memory."""
+    """Measure the bytes a second of one core copying memory."""
     source, target = bytearray(os.urandom(1 << 20)) * (size >> 20), bytearray(size)
     view = memoryview(target)
     best = math.inf
@@ -261,7 +264,7 @@ def copy_bandwidth(size: int = 1 << 28) -> float:
 
 
 def read_bandwidth(size: int = 1 << 29) -> float:
-    """Bytes a second of one core reading memory that no cache holds."""
+    """Measure the bytes a second of one core reading memory that no cache holds."""
     import numpy as np
 
     memory = np.ones(size // 8, np.uint64)
@@ -274,7 +277,7 @@ def read_bandwidth(size: int = 1 << 29) -> float:
 
 
 def write_bandwidth(folder: Path, *, sync: bool, size: int = 1 << 29) -> float:
-    """Bytes a second into a new file, to the page cache or to the disk."""
+    """Measure the bytes a second into a new file, to the page cache or to the disk."""
     block = os.urandom(1 << 24)
     best = math.inf
     for _ in range(3):
@@ -305,7 +308,7 @@ class Row:
 
 
 def attempt(measure: Callable[[], Finished]) -> Finished | str:
-    """The measurement, or why there is none."""
+    """Measure, or return why that failed."""
     try:
         return measure()
     except Failed as error:
@@ -367,7 +370,7 @@ def compare_rows(effort: Effort, peer: str | None, bytes_a_step: float, scratch:
         steps = math.ceil(LARGE_RUN_BYTES / bytes_a_step)
         say(f"comparing two tensor runs of {steps} steps, {steps * bytes_a_step / 1e9:.1f} GB each")
         sides = record_pair(recorder_command("tensors"), steps, scratch / "large")
-        os.sync()  # what the kernel still writes of them would have a core of its own
+        os.sync()  # else the kernel would still write them, on a core that a measurement needs
         large, alone = (attempt(lambda cores=cores: compare_ours(*sides, cores=cores)) for cores in (2, 1))
         yield memory_row(f"MB of memory at most, two runs of {steps * bytes_a_step / 1e9:.1f} GB", large, "", asked="under 600")
         yield timing_row("seconds, there, on two cores", large, "")
@@ -376,7 +379,7 @@ def compare_rows(effort: Effort, peer: str | None, bytes_a_step: float, scratch:
 
 
 def throughput_rows(two: Finished | str, one: Finished | str, size: float) -> Iterable[Row]:
-    """How fast files are compared, start-up included, beside reading the same memory and reading files."""
+    """Compare how fast files are compared, start-up included, with reading the same memory and reading files."""
     if isinstance(two, str) or isinstance(one, str):
         return
     limit = read_bandwidth() / 1e9
@@ -385,7 +388,7 @@ def throughput_rows(two: Finished | str, one: Finished | str, size: float) -> It
 
 
 def pass_rows(effort: Effort) -> Iterable[Row]:
-    """The pass over two tensors beside reading memory that no cache holds, on one core; and on two at once."""
+    """Compare the pass over two tensors with reading memory that no cache holds, on one core; and on two at once."""
     say("the pass over two tensors")
     figures = json.loads(run([OURS, str(HERE / "kernels.py"), "--pass", "--repeats", str(effort.help_runs)]).stdout)
     share = figures["one"] / figures["read"]
@@ -470,7 +473,7 @@ def main() -> None:
     parser.add_argument("--scratch", metavar="DIR", help="where to record; several GB are needed")
     options = parser.parse_args()
     effort = QUICK if options.quick else FULL
-    compileall.compile_dir(HERE.parent / "src" / "ulpscope", quiet=2)  # as pip does for what it installs, and did for the peer
+    compileall.compile_dir(HERE.parent / "src" / "ulpscope", quiet=2)  # pip compiles the packages it installs, and did so for the peer
     with tempfile.TemporaryDirectory(dir=options.scratch) as name:
         scratch = Path(name)
         recorders = measure_recording(effort, options.peer_python, scratch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaving a watch on costs: a training step with it over the bare step, in turns, in one process.
+"""Measure what leaving the non-finite hunt on costs: a training step with it over the bare step, in turns, in one process.
 
     python bench/watch.py                          GPT of gpt.py on the CPU
     python bench/watch.py --device cuda            24 layers, width 1024, batch 8 x 1024, bfloat16
@@ -73,12 +73,12 @@ def _watching(folder: Path, model: Any, **options: Any) -> Any:
     import ulpscope
     from ulpscope.model import NonFinite
 
-    return ulpscope.Capture(folder / f"run{time.monotonic_ns()}", model, watch=NonFinite(**options))
+    return ulpscope.Capture(folder / f"run{time.monotonic_ns()}", model, nonfinite=NonFinite(**options))
 
 
 @contextlib.contextmanager
 def _with(answer: Any, *functions: tuple[Any, str]) -> Iterator[None]:
-    """Some functions do nothing for a while but give this answer: what is left is what the rest costs."""
+    """Replace some functions with this answer for a while: the rest of the cost is that of the others."""
     saved = [owner.__dict__[name] for owner, name in functions]
     for owner, name in functions:
         setattr(owner, name, lambda *args, **kwargs: answer)
@@ -104,7 +104,7 @@ def variants(folder: Path, model: Any, only: list[str]) -> dict[str, Callable[[]
 
     every = {
         "bare": contextlib.nullcontext,
-        "watch nonfinite": lambda: _watching(folder, model),
+        "nonfinite": lambda: _watching(folder, model),
         "  as above, modules only": lambda: _watching(folder, model, calls=False),
         "  as above, every call": lambda: _watching(folder, model, calls=True),
         RANGES: lambda: watch_with(True, (hunt, "takes_ranges")),
@@ -118,7 +118,7 @@ def variants(folder: Path, model: Any, only: list[str]) -> dict[str, Callable[[]
 
 
 def measure(device: str, step: Callable[[], None], make: Callable[[], Any], steps: int, clock: Callable[[], float]) -> float:
-    """The fastest of some steps; the first is left out."""
+    """Return the fastest of some steps; the first is left out."""
     seconds = []
     gc.collect()
     with make() as entered:
@@ -132,7 +132,7 @@ def measure(device: str, step: Callable[[], None], make: Callable[[], Any], step
 
 
 def throughput(device: str, step: Callable[[], None], make: Callable[[], Any], steps: int, clock: Callable[[], float]) -> float:
-    """Seconds a step without waiting for the device in between, as training runs."""
+    """Measure seconds a step without waiting for the device in between, as training runs."""
     with make() as entered:
         step()
         torch.cuda.synchronize()
@@ -188,10 +188,10 @@ def main() -> None:
     for name, found in ratios.items():
         spread = f"{min(found):.3f} to {max(found):.3f}"
         print(f"{name:<32}{statistics.median(found):>8.3f}x   {spread}")
-    if {RANGES, "watch nonfinite"} <= set(ratios) and options.device == "cpu":
-        plain, ranged = (statistics.median(ratios[name]) for name in ("watch nonfinite", RANGES))
+    if {RANGES, "nonfinite"} <= set(ratios) and options.device == "cpu":
+        plain, ranged = (statistics.median(ratios[name]) for name in ("nonfinite", RANGES))
         average = plain + (ranged - plain) / STEPS_BETWEEN_RANGES
-        print(f"{'watch nonfinite, of 16 steps':<32}{average:>8.3f}x   asked at most {ASKED}")
+        print(f"{'nonfinite, of 16 steps':<32}{average:>8.3f}x   asked at most {ASKED}")
     if options.peer_python:
         ratio = peer_ratio(options.peer_python, options.rounds)
         print(f"{'peer: dump for overflow_check':<32}{ratio if ratio is None else f'{ratio:>8.3f}x'}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows the examples of docstrings as blocks of code: Markdown takes `>>>` for a quotation within a quotation."""
+"""Show the examples of docstrings as blocks of code: Markdown takes `>>>` for a quotation within a quotation."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class DoctestBlocks(Extension):
 
 
 def fenced(text: str) -> str:
-    """Fence each example, and leave out what is said to doctest."""
+    """Fence each example, and leave out the directives to doctest."""
     return _EXAMPLE.sub(lambda found: f"```pycon\n{re.sub(r'  # doctest: .*', '', found[0])}\n```", text)

@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent / "src" / "ulpscope"
 
 KERNEL_VERSION = 7  # goes up with every change of a result or a signature, so that a library left over from an older source is not used
 KINDS = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "uint64", "uint32", "uint16")
-BUCKETS = 496  # of a histogram of distances
+BUCKETS = 496  # buckets of a histogram of distances
 CHUNK = 1 << 18  # bytes of a file that are compared at a time
-STRIPE = 64  # bytes that the hash wants in front of a chunk
+STRIPE = 64  # bytes before a chunk that the hash needs
 
 
 class Field(NamedTuple):
@@ -102,7 +102,7 @@ STRUCTS: dict[str, Struct] = {
             *fields(uint64_t="count next"),
         ],
     ),
-    # of the recorder and of what `ulpscope build` makes
+    # structs that the recorder shares with the part that `ulpscope build` compiles
     "TensorFacts": Struct(
         "A tensor. It begins as DLPack's DLTensor does. `mirrors`: 1 where values are negated, 2 where they are conjugated.",
         [
@@ -141,7 +141,7 @@ STRUCTS: dict[str, Struct] = {
 KERNEL = ["summary", "difference", "kept", "unit", "layout", "view", "result", "units"]
 RECORDER = ["TensorFacts", "Entering", "Leaving", "Watched", "Plan"]
 
-# Name, result, parameters, and what Cython has to know of errors.
+# Name, result, parameters, and how Cython learns of errors.
 TABLE = [
     ("tensor_of", "const void*", "PyObject*", "noexcept"),
     ("object_of", "PyObject*", "const void*", "except NULL"),

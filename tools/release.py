@@ -22,11 +22,11 @@ _RELEASED = re.compile(r"^## \[(\d+\.\d+\.\d+)\]", re.MULTILINE)
 
 
 class Refused(Exception):
-    """A release that cannot be made, in one sentence."""
+    """Raised for a release that cannot be made; the message is one sentence."""
 
 
 def release(version: str) -> str:
-    """Release what HEAD holds as `version`; returns the tag. Refuses before it changes anything."""
+    """Release HEAD as `version` and return the tag. Refuse before anything changes."""
     if not re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", version):
         raise Refused(f"VERSION={version!r} is no version; give three numbers, as in make release VERSION=1.2.0")
     tag = f"v{version}"
@@ -58,7 +58,7 @@ def release(version: str) -> str:
 
 
 def unreleased(text: str) -> str:
-    """What stands under the heading of the changes that no release has yet."""
+    """Return the notes under the heading of unreleased changes."""
     before, heading, after = text.partition(f"{HEADING}\n")
     if not heading:
         raise Refused(f"{CHANGELOG} has no line {HEADING!r}; write what changed under it")

@@ -23,7 +23,7 @@ WHOLE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "bench/READM
 
 
 def lay_out(pages: Path) -> None:
-    """Copy what is published to a folder in which nothing else is."""
+    """Copy the published pages to a folder that holds nothing else."""
     shutil.rmtree(pages, ignore_errors=True)
     for name in WHOLE:
         source, target = ROOT / name, pages / name
@@ -38,12 +38,12 @@ def lay_out(pages: Path) -> None:
 
 
 def for_mkdocs(text: str) -> str:
-    """A page without what the tests are told about its blocks, and with the docstring in place of each line that lists a public name."""
+    """Drop the directives to tests from a page's blocks, and put a docstring in place of each line that lists a public name."""
     return re.sub(r"^- `(ulpscope\.\w+)`.*$", r"::: \1", re.sub(r"^(```\w+) .+$", r"\1", text, flags=re.MULTILINE), flags=re.MULTILINE)
 
 
 def help_page() -> str:
-    """What `--help` prints for each command."""
+    """Return the page of every command's `--help`."""
     parts = ["# Every command's help", "What `ulpscope COMMAND --help` prints. [The command line](cli.md) explains more.", _help()]
     for name in cli.list_commands(click.Context(cli)):
         parts += [f"## {name}", _help(name)]

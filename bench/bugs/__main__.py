@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores ulpscope, two baselines and, where there is one, the peer on the corpus, and prints one table.
+"""Score ulpscope, two baselines and, where there is one, the peer on the corpus, and print one table.
 
 python -m bench.bugs [--case GLOB] [--keep tensors|statistics|both] [--peer PYTHON] [--out FILE.json]
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks every tool about every case: ours, the baselines on the same comparison, and the peer on its own recordings."""
+"""Ask every tool about every case: ours, the baselines on the same comparison, and the peer on its own recordings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEEPS = ("tensors", "statistics")
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one tool made of one case."""
+    """The answer of one tool to one case."""
 
     case: str
     tool: str
@@ -45,7 +45,7 @@ class Answer:
 
 
 def answer_all(cases: Sequence[Case], keeps: Sequence[str], peer: str | None, jobs: int = 1, runs: Path | None = None) -> Iterator[Answer]:
-    """Every tool's answer to every case, `jobs` cases at a time; the peer comes last, and goes on where it stopped if `runs` are kept."""
+    """Yield every tool's answer to every case, `jobs` cases at a time; the peer comes last, and resumes if `runs` are kept."""
     yield from _answers_of_ours(cases, keeps, jobs, runs)
     if peer:
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two rules that need no thought, on the same pairs: the first bitwise difference, and the verdict column of ptdbg_ascend.
+"""Apply two simple rules to the same pairs: the first bitwise difference, and the verdict column of ptdbg_ascend.
 
-Both look at what calls made, in execution order, and name the first that offends. Neither looks at what went in.
-The second says No where the cosine is below 0.99 and the largest error above 0.001, or the cosine below 0.9, or the error above 1.
+Both look at the outputs of calls, in execution order, and name the first that offends. Neither looks at the inputs. The second says No
+where the cosine is below 0.99 and the largest error above 0.001, or the cosine below 0.9, or the error above 1.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["BASELINES", "first_bitwise", "first_p173"]
 
 
 def first_bitwise(comparison: Any) -> list[Blame]:
-    """The first call with an output that is not bit for bit the same."""
+    """Blame the first call with an output that is not bit for bit the same."""
     return _first(comparison, _is_unequal)
 
 
 def first_p173(comparison: Any) -> list[Blame]:
-    """The first call with an output that the old rule says No to."""
+    """Blame the first call with an output that the old rule says No to."""
     return _first(comparison, _is_no)
 
 
@@ -48,7 +48,7 @@ def _first(comparison: Any, offends: Callable[[Any], bool]) -> list[Blame]:
 
 
 def _kind(record: Any) -> str:
-    """`parameters`, `batch` or `rng` for what is given at the start of a step."""
+    """Name a finding's kind: `parameters`, `batch` or `rng` for a record at the start of a step."""
     return str(record.call.op).removeprefix("state.") if record.level == "state" and record.phase == "start" else kinds_of(record.phase)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a case is: one program in two versions, and who is to blame for the difference.
+"""Define a case: one program in two versions, and the culprit of their difference.
 
 A case module lies in `bench/bugs/cases/`, imports nothing but torch, the standard library and `bench.bugs.{case,machines}` (it also
 runs in environments where ulpscope is not installed), and ends in a list `CASES`. Seeds are set before `program` is called, so
@@ -30,8 +30,8 @@ SEED = 1234
 class Program:
     """One side of a case, ready to run: `step(i)` is one whole training step, called for i in range(steps).
 
-    `machine` makes the context that every step runs in: how this side's backend computes. `model` is what recorders are told about
-    (one module or several).
+    `machine` makes the context that every step runs in: how this side's backend computes. Recorders are told about `model` (one module or
+    several).
     """
 
     step: Callable[[int], object]
@@ -42,7 +42,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Where the blame belongs. Texts are globs, None means that anything will do; with `any_of` one of several will do.
+    """The culprit of a case. Texts are globs, None means that anything will do; with `any_of` one of several will do.
 
     `call` is the operation without its count (`functional.layer_norm`, `Tensor.matmul`, `optimizer.Adam`), `slot` is written as in
     records (`output.0`, `mutated.fc.weight`), `kind` is the kind of the finding (contributed, backward, arguments, parameters, ...).
@@ -58,9 +58,9 @@ class Expected:
     any_of: tuple[Expected, ...] = ()
 
     def matches(self, finding: Any) -> bool:
-        """Whether a finding (anything with the attributes of `ulpscope.Finding`) names this culprit.
+        """Tell whether a finding (anything with the attributes of `ulpscope.Finding`) names this culprit.
 
-        What it does not tell (None) is not held against it, and several kinds may be told, as in `contributed|arguments`.
+        A field that it does not tell (None) is not held against it, and it may tell several kinds, as in `contributed|arguments`.
         """
         if self.any_of:
             return any(one.matches(finding) for one in self.any_of)
@@ -110,7 +110,7 @@ def minimised(
     steps: int = 2,
     machine: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Program:
-    """Training as it is plainly done: gradients to zero, back through `loss(index)`, one step of the optimizer."""
+    """Train plainly: gradients to zero, back through `loss(index)`, one step of the optimizer."""
 
     def step(index: int) -> None:
         optimizer.zero_grad()
@@ -121,19 +121,19 @@ def minimised(
 
 
 def classifying(model: Any, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor, **rest: Any) -> Program:
-    """The same on the cross entropy of a batch for each step."""
+    """Train the same way on the cross entropy of a batch for each step."""
     return minimised(model, optimizer, lambda index: torch.nn.functional.cross_entropy(model(inputs[index]), labels[index]), **rest)
 
 
 def build(case: Case, side: Side) -> Program:
-    """The program of one side, with every seed set before it is made."""
+    """Build the program of one side, with every seed set before it is made."""
     random.seed(SEED)
     torch.manual_seed(SEED)
     return case.program(side)
 
 
 def all_cases(pattern: str = "*") -> list[Case]:
-    """Every case whose name fits the glob, in the order of their modules."""
+    """List every case whose name fits the glob, in the order of their modules."""
     from bench.bugs import cases
 
     modules = [importlib.import_module(f"{cases.__name__}.{found.name}") for found in pkgutil.iter_modules(cases.__path__)]
@@ -145,7 +145,7 @@ def all_cases(pattern: str = "*") -> list[Case]:
 
 
 def _is_operation(call: str | None, want: str | None) -> bool:
-    """A call may be named with its count (`functional.gelu.1`), and by a tool that knows no namespaces (`gelu`)."""
+    """Tell whether a call is the wanted operation; it may have its count (`functional.gelu.1`), or no namespace (`gelu`)."""
     if call is None or want is None:
         return True
     operation, _, index = call.rpartition(".")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases in which one kernel of the subject's backend is faulty: one program for both sides, the fault behind several honest machines."""
+"""Make cases with one faulty kernel in the subject's backend: one program for both sides, the fault behind several honest machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def faulty_kernel(
     *,
     behind: Sequence[str] = ("cpu", "accelerator"),
 ) -> list[Case]:
-    """One case for each machine of `behind`.
+    """Make one case for each machine of `behind`.
 
     `program` is given the machine (None for the reference); a fault is made afresh for each run.
     """
@@ -55,7 +55,7 @@ def trained(make: Callable[[], Any], **options: Any) -> Callable[[Any], Program]
 
 
 def changed_output(change: Callable[[Tensor], Tensor], index: int | None = None) -> Kernel:
-    """A kernel whose result (or the one at `index` of several) is changed after it was computed."""
+    """Make a kernel that changes its result (or the one at `index` of several) after it was computed."""
 
     def kernel(honest: Kernel, *args: Any, **kwargs: Any) -> Any:
         result = honest(*args, **kwargs)
@@ -71,6 +71,6 @@ def is_strided(x: Tensor) -> bool:
 
 
 def as_if_contiguous(x: Tensor) -> Tensor:
-    """What a kernel sees that takes the start of a tensor and its shape, and never asks for strides."""
+    """Read a tensor as a kernel does that takes its start and its shape, and never asks for strides."""
     strides = torch.empty(x.shape, device="meta").stride()
     return x.as_strided(x.shape, strides, x.storage_offset()).clone()

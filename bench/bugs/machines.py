@@ -88,7 +88,7 @@ class Machine(TorchDispatchMode):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has faults and none of them ever struck: then the case is broken."""
+        """Tell whether it has faults and none of them ever struck: then the case is broken."""
         return bool(self._faults) and not self.num_hits
 
     def _strikes(self, at: int, fault: Fault, args: Any) -> bool:
@@ -102,18 +102,18 @@ class Machine(TorchDispatchMode):
 
 
 def machine_of(side: str, subject: Kernels | None, reference: Kernels | None = None) -> Callable[[], AbstractContextManager[object]]:
-    """The machine of one side: with these kernels, or this CPU as it is."""
+    """Return the machine of one side: with these kernels, or this CPU as it is."""
     kernels = subject if side == "subject" else reference
     return Machine(kernels) if kernels else nullcontext
 
 
 def accelerator(format: Format = "float16") -> Kernels:
-    """Everything at once: operands rounded, products split over K, other norms, other elementwise functions."""
+    """Combine everything: operands rounded, products split over K, other norms, other elementwise functions."""
     return {**other_functions(), **own_norms(), **rounded_operands(format, product=_split_product(2))}
 
 
 def honest_kernels(name: str) -> Kernels:
-    """A machine by the name that cases use for it; `cpu` is this one."""
+    """Return the machine that cases call by this name; `cpu` is this one."""
     return {
         "cpu": dict,
         "fp16": lambda: rounded_operands("float16"),
@@ -131,17 +131,17 @@ def honest_kernels(name: str) -> Kernels:
 
 
 def rounded_operands(format: Format, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Kernels:
-    """A matrix unit that rounds float32 operands to a narrower format and adds up in float32."""
+    """Round float32 operands to a narrower format and add up in float32, as a matrix unit does."""
     return _products(lambda x: _rounded(x, format), product)
 
 
 def split_k(parts: int = 4) -> Kernels:
-    """Matrix products computed in parts of the inner dimension, added in float32."""
+    """Compute matrix products in parts of the inner dimension, added in float32."""
     return _products(lambda x: x, _split_product(parts))
 
 
 def other_order() -> Kernels:
-    """Products and sums from the last term to the first."""
+    """Compute products and sums from the last term to the first."""
     return {**_products(lambda x: x, _reversed_product), **_reversed_sums()}
 
 
@@ -207,7 +207,7 @@ def _products(prepared: Callable[[Tensor], Tensor], product: Callable[[Tensor, T
 
 
 def attention_kernels(product: Callable[[Tensor, Tensor], Tensor], offset: Callable[[int, int], int] = lambda rows, columns: 0) -> Kernels:
-    """Fused attention, forward and backward, over a given matrix product. `offset` moves the diagonal of the causal mask."""
+    """Compute fused attention, forward and backward, over a given matrix product. `offset` moves the diagonal of the causal mask."""
 
     def scores(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None) -> Tensor:
         found = product(_wide(q), _wide(k).transpose(-2, -1)) * (scale or 1 / math.sqrt(q.shape[-1]))
@@ -280,7 +280,7 @@ def _reversed_sums() -> Kernels:
 
 
 def other_functions() -> Kernels:
-    """The same functions by other formulas: exp as a power of two, gelu by the complementary error function, softmax by both."""
+    """Compute the same functions by other formulas: exp as a power of two, gelu by the complementary error function, softmax by both."""
     return {
         aten.exp.default: _exp,
         aten.sigmoid.default: _sigmoid,
@@ -294,7 +294,7 @@ def other_functions() -> Kernels:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """What a kernel of a narrow dtype computes in."""
+    """Cast to the dtype that a kernel of a narrow dtype computes in."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -335,7 +335,7 @@ def _softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.d
 
 
 def own_norms() -> Kernels:
-    """Layer, group and batch norm written out in two passes, forward and backward, with sums of this machine's own order."""
+    """Compute layer, group and batch norm in two passes, forward and backward, with sums of this machine's own order."""
     return {
         aten.native_layer_norm.default: layer_norm,
         aten.native_layer_norm_backward.default: layer_norm_backward,
@@ -384,7 +384,7 @@ def layer_norm_backward(
 
 
 def _channels(x: Tensor, of: Tensor) -> Tensor:
-    """A value for each channel, shaped so that it broadcasts over `of`."""
+    """Reshape a value for each channel, so that it broadcasts over `of`."""
     return x.reshape(1, -1, *[1] * (of.dim() - 2))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of several families, and one training step for each: what the cases are made of.
+"""Define small models of several families, and one training step for each: the cases are made of them.
 
 Nothing is special about their sizes; they are small enough that a case takes a fraction of a second, and large enough that sums have
 hundreds of terms.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same cases through mindstudio-probe: its debugger records both sides, its comparison flags rows, the first flagged row is its answer.
+"""Run the same cases through mindstudio-probe: its debugger records both sides, and the first row that its comparison flags is its answer.
 
 Half of this file runs in the peer's own environment, where ulpscope is not installed: `python -m bench.bugs.peer FOLDER KEEPS CASE...`
 leaves an `answer.json` in a folder for each case and passes over those that have one, so that a run that was stopped goes on. Importing the
@@ -45,7 +45,7 @@ _CALL = re.compile(r"(?P<space>[^.]+)\.(?P<op>.+)\.(?P<index>\d+)\.(?P<phase>for
 
 
 def ask_peer(cases: Sequence[Case], python: str, folder: Path, keeps: Sequence[str], jobs: int = 1) -> dict[str, Answers]:
-    """What the peer blames first in every case, for each of `keeps` (an empty list where it flags nothing), or why it has no answer."""
+    """Ask the peer what it blames first in every case, for each of `keeps` (an empty list for nothing), or why it has no answer."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MSPROBE_LOG_LEVEL": "4", "PYTHONPATH": str(Path.cwd())}
     shares = [share for at in range(jobs) if (share := [case.name for case in cases[at::jobs]])]
@@ -62,7 +62,7 @@ def ask_peer(cases: Sequence[Case], python: str, folder: Path, keeps: Sequence[s
 
 
 def _folder_of(folder: Path, case: Case) -> Path:
-    """The peer refuses paths with an @ in them."""
+    """Return the folder of a case; the peer refuses paths with an @ in them."""
     return folder / case.name.replace("@", ".on.")
 
 
@@ -111,7 +111,7 @@ def _answer(case: Case, folder: Path, keeps: Sequence[str]) -> None:
 
 
 def _fork_and_wait(work: Callable[[], None], seconds: float) -> str:
-    """Do the work in a process of its own and group of its own; gives why it failed, empty where it did not."""
+    """Do the work in a process and group of its own; return why it failed, empty where it did not."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

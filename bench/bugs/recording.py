@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records both sides of a case with ulpscope: in this process, or once in each of several gloo processes."""
+"""Record both sides of a case with ulpscope: in this process, or once in each of several gloo processes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SECONDS = 120
 
 
 def record_pair(case: Case, into: Path, keeps: Sequence[str]) -> dict[str, float]:
-    """Record both sides into `into/KEEP/SIDE`; gives the seconds that each `keep` took."""
+    """Record both sides into `into/KEEP/SIDE`; return the seconds that each `keep` took."""
     if case.ranks > 1:
         return _record_in_ranks(case, into, keeps)
     return {keep: _timed(lambda keep=keep: _record_sides(case, into / keep, keep)) for keep in keeps}
 
 
 def run_program(program: Program, before: Callable[[], object], after: Callable[[], object]) -> None:
-    """Every step of a program on its machine, with `before` and `after` outside of it."""
+    """Run every step of a program on its machine, with `before` and `after` outside of it."""
     idle = False
     for index in range(program.steps):
         before()
@@ -90,7 +90,7 @@ def _record_in_ranks(case: Case, into: Path, keeps: Sequence[str]) -> dict[str, 
 
 
 def _rank_main(name: str, into: Path, keeps: Sequence[str]) -> None:
-    """One rank of a distributed case: both sides, one after the other."""
+    """Run one rank of a distributed case: both sides, one after the other."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an answer is worth: who was blamed, against who should be. Any tool's answer is a list of `Blame` in its own order."""
+"""Score an answer: the call that was blamed, against the culprit. Any tool's answer is a list of `Blame` in its own order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Blame", "Score", "Totals", "kinds_of", "score", "totals"]
 
 @dataclass(frozen=True, kw_only=True)
 class Blame:
-    """One accusation; None is what the tool does not tell. `is_fault` is False for what is only remarked on."""
+    """One accusation; None stands for a field that the tool does not tell. `is_fault` is False for a mere remark."""
 
     call: str | None
     module: str | None = None
@@ -42,13 +42,13 @@ class Blame:
 
 
 def kinds_of(phase: str | None) -> str:
-    """The kinds of finding that a tool means by a phase where it tells no kinds."""
+    """Return the kinds of finding that a tool means by a phase where it tells no kinds."""
     return {"backward": "backward|calls", "optimizer": "optimizer|arguments", "forward": "contributed|arguments|calls"}.get(phase or "", "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How one tool did on one case. The first four say nothing on a clean pair, `false_alarm` and `unknown` nothing on a fault.
+    """The score of one tool on one case. The first four say nothing on a clean pair, `false_alarm` and `unknown` nothing on a fault.
 
     `unknown` says that the tool could not tell of a clean pair that it is clean: no alarm, and no quiet either.
     """
@@ -68,7 +68,7 @@ class Score:
 
 
 def score(case: Case, blames: Iterable[Blame], *, is_unknown: bool = False) -> Score:
-    """Faults come before remarks, each in the order given; the first three of them count for top-3."""
+    """Score a tool's answer. Faults come before remarks, each in the order given; the first three of them count for top-3."""
     ranked = sorted(blames, key=lambda blame: not blame.is_fault)
     faults = [blame for blame in ranked if blame.is_fault]
     blamed = faults[0].headline if faults else ""

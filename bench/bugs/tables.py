@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers as tables of text, and whether they reach the bar."""
+"""Show the answers as tables of text, and tell whether they reach the bar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BAR = {"tensors": 0.9, "statistics": 0.7}
 
 
 def case_list(cases: Sequence[Case]) -> str:
-    """The cases as Markdown, as docs/bugs.md has them: faults, then clean pairs; one line for a fault behind several machines."""
+    """List the cases as Markdown, as docs/bugs.md has them: faults, then clean pairs; one line for a fault behind several machines."""
     faults, clean = ({one.name.partition("@")[0]: one for one in cases if one.is_clean is wanted} for wanted in (False, True))
     lines = ["| fault | what is wrong | behind | source |", "|---|---|---|---|"]
     lines += [f"| `{name}` | {_cell_text(one.what)} | {_machines(name, cases)} | {_source(one.source)} |" for name, one in faults.items()]
@@ -104,7 +104,7 @@ def _total_line(tool: str, answers: Sequence[Answer], sums: Totals) -> str:
 
 
 def missed_by_both(cases: Sequence[Case], answers: Sequence[Answer]) -> list[str]:
-    """Faults that neither baseline names first."""
+    """Name the faults that neither baseline names first."""
     named = {answer.case for answer in answers if answer.tool in BASELINES and answer.score and answer.score.top1}
     asked = {answer.case for answer in answers if answer.tool in BASELINES}
     return [case.name for case in cases if not case.is_clean and case.name in asked and case.name not in named]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures recording on an accelerator against the bare step, the peer and the machine, and prints one table.
+"""Measure recording on an accelerator against the bare step, the peer and the machine, and print one table.
 
     python -m bench.gpu [--quick] [--peer FOLDER] [--scratch FOLDER] [--without-dump]
 
@@ -42,8 +42,9 @@ def say(text: str) -> None:
 
 
 def recorders() -> list[Recorder]:
-    """What it costs to see calls at all; inputs and outputs of calls, forward and backward, as the peer records them; then also parameters,
-    gradients and optimizer state.
+    """List the recorders: the cost of seeing calls at all; then inputs and outputs of calls, as the peer records them; then all.
+
+    The last ones also record parameters, gradients and optimizer state.
     """
     calls: dict[str, Any] = {"select": ["phase:forward", "phase:backward"]}
     return [
@@ -61,7 +62,7 @@ def recorders() -> list[Recorder]:
 
 
 def peer_figures(folder: str, keep: str, scratch: Path, quick: bool) -> dict[str, Any]:
-    """What one step of the peer took; a failure is a figure that says so."""
+    """Measure one step of the peer; a failure is a figure that says so."""
     say(f"peer, {keep}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
     command = [

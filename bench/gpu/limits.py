@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine can do at all: reading and copying on the device, copying to the host, writing to disk, seeing the calls of torch."""
+"""Measure the limits of the machine: reading and copying on the device, copying to the host, writing to disk, seeing the calls of torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class IdleMode(TorchFunctionMode):
 
 
 class IdleHooks(TorchFunctionMode):
-    """The same with a hook on the graph's node of each result, as whoever wants gradients has to have, that does nothing either."""
+    """Adds an idle hook to the graph's node of each result, as a recorder of gradients has to."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -39,7 +39,7 @@ def _ignore(*_: Any) -> None:
 
 
 def _seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """The quickest of several, by the device's own clock."""
+    """Time several runs by the device's own clock, and return the quickest."""
     work()
     found = []
     for _ in range(repeats):
@@ -53,25 +53,25 @@ def _seconds(work: Callable[[], object], repeats: int = 5) -> float:
 
 
 def read_bandwidth(size: int = 1 << 31) -> float:
-    """Bytes a second that the device reads in a sum."""
+    """Measure the bytes a second that the device reads in a sum."""
     data = torch.zeros(size // 4, dtype=torch.float32, device="cuda")
     return size / _seconds(data.sum)
 
 
 def copy_bandwidth(size: int = 1 << 31) -> float:
-    """Bytes a second that the device reads and writes in a copy."""
+    """Measure the bytes a second that the device reads and writes in a copy."""
     source, target = (torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(2))
     return 2 * size / _seconds(lambda: target.copy_(source))
 
 
 def host_bandwidth(size: int = 1 << 30) -> float:
-    """Bytes a second from the device to pinned memory."""
+    """Measure the bytes a second from the device to pinned memory."""
     source, target = torch.zeros(size, dtype=torch.uint8, device="cuda"), torch.zeros(size, dtype=torch.uint8).pin_memory()
     return size / _seconds(lambda: target.copy_(source, non_blocking=True))
 
 
 def disk_bandwidth(folder: Path, size: int) -> tuple[float, str]:
-    """Bytes a second of writing one large file to the end of its sync: the best of three ways, and which."""
+    """Measure the bytes a second of writing one large file to the end of its sync: the best of three ways, and which."""
     data = memoryview(os.urandom(_PART) * 16)
     ways = {"through the page cache": 0, "the same, letting go of what is written": 0, "past the page cache": getattr(os, "O_DIRECT", None)}
     found = [

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that is measured on an accelerator: a GPT of 24 layers, width 1024, 16 heads, vocabulary 32 000, batch 8 x 1024, bfloat16,
-fused AdamW.
+"""Define the model that is measured on an accelerator, a GPT in bfloat16 with fused AdamW.
 
-It is written with plain calls, so that every recorder sees the same ones. It runs in the environment of the peer too and therefore imports
-nothing but torch.
+It has 24 layers, width 1024, 16 heads, vocabulary 32 000, batch 8 x 1024. It is written with plain calls, so that every recorder sees the
+same ones. It runs in the environment of the peer too and therefore imports nothing but torch.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class GPT(nn.Module):
 
 
 def training(sizes: Sizes, device: str) -> tuple[nn.Module, Any, Callable[[], Tensor]]:
-    """The model, its optimizer and a function that trains one step on the same batch and returns the loss."""
+    """Return the model, its optimizer and a function that trains one step on the same batch and returns the loss."""
     torch.manual_seed(0)
     model = GPT(sizes).to(device, torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

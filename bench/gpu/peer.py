@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains under mindstudio-probe on the device and prints what it took as JSON. Run by `python -m bench.gpu --peer` with the peer on
-PYTHONPATH.
+"""Train under mindstudio-probe on the device and print its figures as JSON.
 
-Level L1 with risk_level ALL records every API that the tool wraps, forward and backward. One step only: it is slow, and its tensors are
-many gigabytes.
+`python -m bench.gpu --peer` runs this with the peer on PYTHONPATH. Level L1 with risk_level ALL records every API that the tool wraps,
+forward and backward. One step only: it is slow, and its tensors are many gigabytes.
 """
 
 from __future__ import annotations

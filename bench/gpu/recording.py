@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recording a step costs: every recorder trains the same model in turn, and ratios are taken within one process.
+"""Measure what recording a step costs: every recorder trains the same model in turn, and ratios are taken within one process.
 
-A turn trains one step to warm up and then several that are timed together, to the end of the recording and of the device's work: what is
-put off is counted. The figure of a recorder is the median of its turns.
+A turn trains one step to warm up and then several that are timed together, to the end of the recording and of the device's work: work put
+off is counted. The figure of a recorder is the median of its turns.
 
-On a machine that is shared, others make one core or another half as quick, for seconds at a time. So each turn, the bare ones too, is run
-on the cores that are quickest just before it.
+On a shared machine, other programs make one core or another half as quick, for seconds at a time. So each turn, the bare ones too, runs on
+the cores that are quickest just before it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUM_CORES = 4  # for training, autograd and the driver
 
 @dataclass
 class Recorder:
-    """One way to train, and what its turns gave: seconds a step. `idle` is a context that looks on and records nothing."""
+    """One way to train, and the seconds a step of its turns. `idle` is a context that looks on and records nothing."""
 
     name: str
     options: dict[str, Any] | None
@@ -49,8 +49,9 @@ class Recorder:
 def take_turns(
     recorders: list[Recorder], trained: tuple[Any, Any, Callable[[], Any]], *, turns: int, steps: int, scratch: Path
 ) -> list[float]:
-    """Let every recorder take its turns, one after the other, over and over; the result is what the same piece of Python took between
-    them, which tells how much else the processor had to do.
+    """Let every recorder take its turns, one after the other, over and over.
+
+    Return the time of the same piece of Python between them, which tells how much else the processor had to do.
     """
     for recorder in recorders:  # once unmeasured: kernels are compiled, memory is taken
         _turn(recorder, trained, 1, scratch)
@@ -121,7 +122,7 @@ def _synchronize() -> None:
 
 
 def growth(trained: tuple[Any, Any, Callable[[], Any]], steps: int, scratch: Path) -> float:
-    """Seconds of the late steps of a long recording over those of the early ones."""
+    """Compare the seconds of the late steps of a long recording with those of the early ones."""
     model, optimizer, step = trained
     seconds: list[float] = []
     all_cores = os.sched_getaffinity(0)
@@ -139,8 +140,9 @@ def growth(trained: tuple[Any, Any, Callable[[], Any]], steps: int, scratch: Pat
 
 
 def dump_step(trained: tuple[Any, Any, Callable[[], Any]], scratch: Path) -> tuple[float, int, bool]:
-    """Seconds of one step with all its tensors to the last byte on disk, their bytes, and whether the loss is bitwise that of the
-    bare step.
+    """Time one step with all its tensors to the last byte on disk.
+
+    Return the seconds, the bytes, and whether the loss is bitwise that of the bare step.
     """
     model, optimizer, step = trained
     state = _state(model, optimizer)
@@ -183,6 +185,6 @@ def _sync_files(folder: Path) -> None:
 
 
 def disk_use(folder: Path) -> tuple[int, int]:
-    """Bytes and files below a folder."""
+    """Return bytes and files below a folder."""
     sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
     return sum(sizes), len(sizes)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that nobody here wrote, recorded, compared with themselves and checked; `python -m bench.programs --help`."""
+"""Record programs that nobody here wrote, compare them with themselves and check them; `python -m bench.programs --help`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs that nobody here wrote, and says where recording disturbs, compare accuses, or check fails without cause.
+"""Run programs that nobody here wrote, and say where recording disturbs, compare accuses, or check fails without cause.
 
 python -m bench.programs                                        # everything on the CPU, an hour or so
 python -m bench.programs --sample                               # what make test runs

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of a program, in the process that runs it; each answer is a figure or a sentence of a `Row`.
+"""Ask questions of a program, in the process that runs it; each answer is a figure or a sentence of a `Row`.
 
 1. Is everything bitwise what it was, at every level?
 2. Do two runs from one seed compare as the same (exit 0)?
 3. Does `check` find nothing wrong, and how many calls could it judge?
 4. Does another precision, attention or device go without a fault?
 
-Memory that nobody wrote to is filled with another byte before every run (the allocator of glibc does that on request), so that what depends
-on it shows each time and not now and then: a program whose own results do is left out of 1, and still asked 2.
+Unwritten memory is filled with another byte before every run (the allocator of glibc does that on request), so that a program which depends
+on it shows so each time and not now and then. If its own results depend on it, it is left out of 1, and still asked 2.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST = 4
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What `compare` says of two runs: its exit code, and its first headline where something is found."""
+    """The answer of `compare` for two runs: its exit code, and its first headline where something is found."""
 
     exit_code: int
     headline: str = ""
@@ -76,12 +76,12 @@ class Row:
 
     @property
     def share(self) -> float:
-        """The share of the calls to check that were judged."""
+        """Return the share of the calls to check that were judged."""
         return self.num_checked / (self.num_checked + self.num_skipped) if self.num_checked else 0.0
 
     @property
     def complaints(self) -> list[str]:
-        """What is wrong with this program, in words; what is known to be true (`bench.programs.known`) is not, unless it is gone."""
+        """Say what is wrong with this program; a finding known to be true (`bench.programs.known`) is no complaint, unless it is gone."""
         found = [f"did not end: {self.problem}"] if self.problem else []
         found += _some("changed by recording", self.changed)
         found += _some("in the ledger", self.ledger)
@@ -96,7 +96,7 @@ class Row:
         return self.device == "cpu" and is_known(self.key, question, text)
 
     def _gone(self) -> list[str]:
-        """The known findings that these answers do not hold."""
+        """Return the known findings that these answers do not hold."""
         answers = {name: (pair.headline,) if pair.exit_code == 1 else () for name, pair in self.pairs.items()}
         asked = answers | ({"check": self.failures} if self.num_checked else {})
         return gone(self.key, asked) if self.device == "cpu" and not self.problem else []
@@ -108,7 +108,7 @@ def _some(what: str, texts: tuple[str, ...]) -> list[str]:
 
 
 class _Idle(TorchDispatchMode):
-    """What stands where a capture at level op would, and does nothing."""
+    """Stands where a capture at level op would, and does nothing."""
 
     def __init__(self, model: Any = None, optimizer: Any = None) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class _Idle(TorchDispatchMode):
 
 
 def ask(program: Program, device: str, folder: Path) -> Row:
-    """Run a program bare and recorded below `folder` and ask all that is asked of it on a device."""
+    """Run a program bare and recorded below `folder` and ask every question about it on a device."""
     begin = time.perf_counter()
     torch.set_num_threads(1)
     with warnings.catch_warnings():
@@ -133,7 +133,7 @@ def ask(program: Program, device: str, folder: Path) -> Row:
 
 
 def _alone(program: Program, way: Way, folder: Path) -> Row:
-    """The program without a capture, twice, and with one at each level; its run at level api once more, to compare it with itself."""
+    """Run the program without a capture, twice, and with one at each level; run level api once more, to compare it with itself."""
     with _deterministic(way.device):
         bare = _filled(0, lambda: run(program, Nothing, way))
         is_repeatable = not differences(bare, _filled(1, lambda: run(program, Nothing, way)))
@@ -150,7 +150,7 @@ def _alone(program: Program, way: Way, folder: Path) -> Row:
 
 
 def _laid_out(program: Program, folder: Path) -> Row:
-    """The same of a program of several processes."""
+    """Ask the same of a program of several processes."""
     from tests.harmless.layouts import WORLD_SIZES
 
     changed = record_layout(program.name, WORLD_SIZES[program.name], LEVELS, folder)
@@ -161,7 +161,7 @@ def _laid_out(program: Program, folder: Path) -> Row:
 
 
 def _read(row: Row, folder: Path) -> Row:
-    """A row with what its recordings hold, and how the two at level api compare."""
+    """Fill a row with the contents of its recordings, and with how the two at level api compare."""
     runs = {level: open_run(folder / level) for level in LEVELS}
     ledger = [
         f"level {level}, {entry.what}: {entry.why}" for level, one in runs.items() for rank in one.ranks() for entry in one.ledger(rank)
@@ -176,7 +176,7 @@ def _checked(row: Row, path: Path, device: str) -> Row:
         return row
     try:
         check = check_run(path, device=device, isolated=False)
-    except InputError:  # calls that only ask for memory compute nothing that could be checked
+    except InputError:  # calls that only allocate memory compute nothing to check
         return row
     failures = [f"{call.call} ({call.phase}): {call.reason}" for call in check.failures]
     calls = [call.status for call in check.calls if not call.is_opaque]
@@ -190,7 +190,7 @@ def _checked(row: Row, path: Path, device: str) -> Row:
 
 
 def _pairs(program: Program, device: str, folder: Path) -> Iterator[tuple[str, Path, Path]]:
-    """The same program in two ways, recorded as they are come to."""
+    """Yield the same program in two ways, recorded when asked for."""
     if program.kind != "architecture" or program.dtype != "float32":
         return
     plain = replace(program.way, device=device)
@@ -218,7 +218,7 @@ def _has_two_attentions(name: str) -> bool:
 
     try:
         ARCHITECTURES[name].build("sdpa")
-    except ValueError:  # transformers says that this architecture has no other attention than its own
+    except ValueError:  # transformers raises it for an architecture with no attention but its own
         return False
     return True
 
@@ -252,13 +252,13 @@ def _filled(which: int, work: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _deterministic(device: str) -> Iterator[None]:
-    """The kernels of an accelerator that give the same bits twice; on the CPU they all do."""
+    """Choose the kernels of an accelerator that give the same bits twice; on the CPU they all do."""
     if torch.device(device).type != "cuda":
         yield
         return
     attention = torch.backends.cuda
     torch.use_deterministic_algorithms(True, warn_only=True)
-    attention.enable_flash_sdp(False)  # the backward of these two is not
+    attention.enable_flash_sdp(False)  # the backward of these two is not deterministic
     attention.enable_mem_efficient_sdp(False)
     try:
         yield

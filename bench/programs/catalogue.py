@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which programs there are, and how each is run: inside `record(model, optimizer)`, in one of several ways.
+"""List the programs, and run each inside `record(model, optimizer)`, in one of several ways.
 
 A way is a place and a precision: the same program on another device, with TF32 or under autocast is the other side of a comparison.
 """
@@ -41,7 +41,7 @@ FEW: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where and in what precision a program runs."""
+    """The device and the precision in which a program runs."""
 
     device: str = "cpu"
     autocast: str | None = None
@@ -64,18 +64,18 @@ class Program:
 
     @property
     def way(self) -> Way:
-        """How it runs where nothing else is asked for."""
+        """Return the way it runs where nothing else is asked for."""
         return Way(autocast="bfloat16" if self.kind == "architecture" and self.dtype == "bfloat16" else None)
 
 
 def all_programs(kinds: tuple[Kind, ...] = KINDS, patterns: tuple[str, ...] = ("*",), dtypes: tuple[str, ...] = DTYPES) -> list[Program]:
-    """Every program of these kinds whose name fits one of the patterns, architectures first."""
+    """List every program of these kinds whose name fits one of the patterns, architectures first."""
     found = [Program(kind, name, dtype) for kind in kinds for dtype in dtypes for name in _names(kind, dtype)]
     return [one for one in found if any(fnmatchcase(one.name, pattern) for pattern in patterns)]
 
 
 def kept_short(programs: list[Program]) -> list[Program]:
-    """The sample of these that `make test` runs: two samples of an operator, and no two dtypes of anything."""
+    """Choose the sample of these that `make test` runs: two samples of an operator, and no two dtypes of anything."""
     chosen = [one for one in programs if one.name in FEW[one.kind] and (one.dtype == "float32" or one.kind != "operator")]
     return [Program(one.kind, one.name, one.dtype, 2 if one.kind == "operator" else None) for one in chosen]
 
@@ -96,7 +96,7 @@ def _names(kind: Kind, dtype: str) -> Iterator[str]:
 
 
 def run(program: Program, record: Callable[[Any, Any], Any], way: Way) -> Any:
-    """Run a program from its seed; gives what has to be the same with and without a capture."""
+    """Run a program from its seed; return everything that has to be the same with and without a capture."""
     if program.kind == "operator":
         return _operator(program, record)
     with _tf32(way.tf32) if way.device != "cpu" else contextlib.nullcontext():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings that are true: torch itself errs there, by a mechanism that stands here, so an alarm is right and its absence would be news.
+"""List findings that are true: torch itself errs there, by a mechanism named here, so an alarm is right and its absence would be news.
 
-An entry names one program, one question and the calls that may be found; whatever else is found there is still a complaint. When a finding
-does not appear any more, that is one too: the entry can go.
+An entry names one program, one question and the calls that may be found; any other finding there is still a complaint. A finding that no
+longer appears is a complaint too: its entry can go.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ KNOWN: tuple[Known, ...] = (
 
 
 def is_known(program: str, question: str, text: str) -> bool:
-    """Whether a finding is true and listed."""
+    """Tell whether a finding is true and listed."""
     return any(one.covers(program, question, text) for one in KNOWN)
 
 
 def gone(program: str, answers: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """What is listed and was not found, of the questions that were asked: texts by question."""
+    """Name the listed findings that were not found, of the questions that were asked: texts by question."""
     return [
         f"{one.question}: a known finding is gone, its entry in bench/programs/known.py can go ({one.reason})"
         for one in KNOWN

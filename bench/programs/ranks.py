@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layouts of tests/harmless: each in processes of its own, bare and recorded twice at every level."""
+"""Record the layouts of tests/harmless: each in processes of its own, bare and recorded twice at every level."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMIT_S = 300
 
 
 def record_layout(name: str, world_size: int, levels: Sequence[str], folder: Path) -> list[str]:
-    """Record a layout into `folder/NAME-LEVEL-first` and `-second`; gives what differs from the bare run on any rank."""
+    """Record a layout into `folder/NAME-LEVEL-first` and `-second`; return the differences from the bare run on any rank."""
     command = [sys.executable, str(_SCRIPT)]
     arguments = [str(world_size), str(folder), f"{name}:{','.join(levels)}"]
     environment = {**os.environ, "WORLD_SIZE": str(world_size)}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found, as tables; and what was counted at the start, which no later run may fall below.
+"""Show the answers as tables, and hold them against the counts at the start, which no later run may fall below.
 
 The baseline holds, for every program, the calls that were recorded at each level and those that `check` judged and skipped. Fewer calls
-or a lower share is a failure: a false alarm that went away because nobody looks any more has not been repaired.
+or a lower share is a failure: a false alarm that went away because fewer calls are looked at has not been repaired.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Baseline:
 
     @property
     def is_of_this_torch(self) -> bool:
-        """Whether the counts can be held against: another torch has other samples, and other calls in a model."""
+        """Tell whether the counts can be compared: another torch has other samples, and other calls in a model."""
         return self.versions == _versions()
 
 
 def read_rows(paths: Iterable[Path]) -> list[Row]:
-    """The rows that earlier runs wrote with --out; of a program that was asked again, the last."""
+    """Read the rows that earlier runs wrote with --out; of a program that was asked again, the last."""
     found: dict[tuple[str, str], Row] = {}
     for line in [line for path in paths for line in path.read_text().splitlines()]:
         words = json.loads(line)
@@ -68,7 +68,7 @@ def _counts(row: Row) -> list[int]:
 
 
 def fallen(row: Row, baseline: Baseline) -> list[str]:
-    """What has become less than it was at the start, in words."""
+    """Say which counts are less than at the start."""
     before = baseline.counts.get(row.key)
     if before is None or row.problem or row.device != "cpu":
         return []
@@ -83,7 +83,7 @@ def fallen(row: Row, baseline: Baseline) -> list[str]:
 
 
 def summary_table(rows: Sequence[Row], baseline: Baseline) -> str:
-    """One line for each kind of program, dtype and device."""
+    """Make a table with one line for each kind of program, dtype and device."""
     lines = [
         "| programs | | harmless | torch's doing | same seed: 0 | calls recorded (api, both, op) | checked | skipped | failed | less |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -115,7 +115,7 @@ def summary_table(rows: Sequence[Row], baseline: Baseline) -> str:
 
 
 def full_table(rows: Sequence[Row]) -> str:
-    """One line for each architecture and layout; operators are too many."""
+    """Make a table with one line for each architecture and layout; operators are too many."""
     lines = ["| program | calls recorded (api, both, op) | checked | share | same seed | other ways |", "|---|---|---|---|---|---|"]
     for row in sorted(rows, key=_place):
         if row.key.startswith("operator/"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every program in another process: what crashes, hangs or takes all memory is a row, and the next program has a new process."""
+"""Run every program in another process: a crash, a hang or an exhausted memory becomes a row, and the next program has a new process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["LIMIT_S", "ask_all"]
 
 LIMIT_S = 600.0
 _MEMORY = 12 << 30
-_PROGRAMS_EACH = 40  # operators leave garbage behind; a new process begins without it
+_PROGRAMS_EACH = 40  # operators leave garbage behind, so a new process takes over
 
 
 Asking: TypeAlias = Callable[[Program, str, Path], Row]
@@ -95,7 +95,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, device: str, scratch: Path | None, asking: Asking) -> None:
-    """Answer for every program that comes through the pipe; what programs print is nobody's business."""
+    """Answer for every program that comes through the pipe; drop the output of the programs."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Honest implementations of the same operations: how far from exact they are is what a verdict has to allow."""
+"""Measure how far honest implementations of the same operations are from exact: a verdict has to allow that much."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints how far honest implementations are from exact, the limits that follow, and whether the held-back half keeps them.
+"""Print how far honest implementations are from exact, the limits that follow, and whether the held-back half keeps them.
 
 python -m bench.zoo [--device cuda] [--dtype float32]... [--op linear]... [--jobs 8] [--out rows.csv]
 python -m bench.zoo --sensitivity          how small a fault those limits still show

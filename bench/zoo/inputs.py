@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors for a row: the same numbers for every dtype and device, from a seed."""
+"""Draw the tensors of a row from a seed: the same numbers for every dtype and device."""
 
 from __future__ import annotations
 

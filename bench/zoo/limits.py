@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From rows to limits: the next power of two above the largest honest one of the calibration half. The other half only checks them."""
+"""Derive limits from rows: the next power of two above the largest honest one of the calibration half. The other half only checks them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Limit:
 
 
 def value_of(row: Row, statistic: str) -> float:
-    """The bias over the root of the number of elements: rounding that all elements share makes it grow so."""
+    """Return a statistic; the bias over the root of the number of elements, since rounding that all elements share makes it grow so."""
     value = getattr(row, statistic)
     if value is None or (statistic != "max_ratio" and row.numel < FEW):
         return 0.0
@@ -95,7 +95,7 @@ def _check_line(held: list[Row], limit: Limit, kind: str) -> str:
 
 
 def above_record(rows: Iterable[Row], half: str) -> list[tuple[Row, str]]:
-    """Kernels of a half that the limits of record would blame, each with the statistic that does; a leeway widens them all."""
+    """Find the kernels of a half that the limits of record would blame, each with the statistic that does; a leeway widens them all."""
     kernels = [row for row in rows if row.kind == "kernel" and row.half == half]
     return [(row, one) for row in kernels for one in STATISTICS if value_of(row, one) > OF_RECORD[row.dtype][one] * row.leeway]
 

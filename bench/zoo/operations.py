@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations, each with other ways to compute it that nobody would call wrong.
+"""Define the operations, each with other ways to compute it that no engineer would call wrong.
 
 An implementation stands in the calibration half or, with `held=True`, in the half that only checks the limits. Implementations of one
-operation take the same tensors. What is not honest everywhere says so: on `excluded` distributions (a formula with |x| has no gradient at
-0, and 1e-6 is 0 to float16), or `forward_only`, since the derivative of a sound formula, taken automatically, is not always a sound
+operation take the same tensors. One that is not honest everywhere says so: on `excluded` distributions (a formula with |x| has no gradient
+at 0, and 1e-6 is 0 to float16), or `forward_only`, since the derivative of a sound formula, taken automatically, is not always a sound
 formula: exp(x - logsumexp), for one, loses a probability next to 1 among logits of thousands.
 """
 
@@ -288,7 +288,7 @@ def _(x: Tensor) -> Tensor:
 
 
 def _joined_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance from those of chunks, as parallel kernels join them."""
+    """Compute mean and biased variance from those of chunks, as parallel kernels join them."""
     count, average, square = 0, x[..., 0] * 0, x[..., 0] * 0
     for part in x.split(64, -1):
         new = part.shape[-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function of tensors as the program that a yardstick measures, forward and backward."""
+"""Wrap a function of tensors as the program that a yardstick measures, forward and backward."""
 
 from __future__ import annotations
 

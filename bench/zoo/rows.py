@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs implementations and measures them: one row for each result.
+"""Run implementations and measure them: one row for each result.
 
 In float32 an alternative computes in float32 throughout. In bfloat16 and float16 it computes in float32 and rounds its result, as kernels
 do; run op by op in the narrow dtype it is a program of many kernels (kind "program"), which is shown and sets no limit.
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """What is computed, on what."""
+    """One computation: the operation, its dtype and its inputs."""
 
     half: str
     operation: Operation
@@ -72,7 +72,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Way:
-    """How it is computed: a function, where, and under which settings."""
+    """One way to compute it: a function, a device, and the settings."""
 
     name: str
     function: Callable[..., Any]
@@ -142,7 +142,7 @@ def _case_rows(case: Case, device: str) -> Iterator[Row]:
 
 
 def rows_by(case: Case, way: Way, yardsticks: dict[object, Yardstick] | None = None) -> Iterator[Row]:
-    """What one way gives; yardsticks that other ways may share are kept in `yardsticks`."""
+    """Yield the results of one way; yardsticks that other ways may share are kept in `yardsticks`."""
     known = {} if yardsticks is None else yardsticks
     yardstick = known.setdefault((way.operands, way.autocast), Yardstick(_program(case, way), operands=way.operands))
     for one in yardstick.measure(recorded(_given(case, way), way)):
@@ -150,12 +150,12 @@ def rows_by(case: Case, way: Way, yardsticks: dict[object, Yardstick] | None = N
 
 
 def _given(case: Case, way: Way) -> Forward | Backward:
-    """Under autocast the gradient that enters has the narrow dtype of the result."""
+    """Round the entering gradient under autocast to the narrow dtype of the result."""
     return _narrowed(case.program, way.autocast, lambda slot: slot.role == "gradient")
 
 
 def _program(case: Case, way: Way) -> Forward | Backward:
-    """What replay makes of the record: under autocast a kernel is given rounded arguments, and those are what it is judged by."""
+    """Build the program as replay would: under autocast a kernel gets rounded arguments, and is judged by those."""
     return _narrowed(case.program, way.autocast, lambda slot: True)
 
 
@@ -167,7 +167,7 @@ def _narrowed(program: Forward | Backward, autocast: str | None, which: Callable
 
 
 def recorded(program: Forward | Backward, way: Way) -> dict[Any, torch.Tensor]:
-    """What this way gives, back on the CPU."""
+    """Run this way, and return the results on the CPU."""
     inputs = {slot: one.to(way.device) for slot, one in program.inputs.items()}
     with way.settings():
         found = replace(program, function=way.function, inputs=inputs)(inputs)
@@ -209,7 +209,7 @@ def ways(case: Case, device: str) -> Iterator[Way]:
 
 
 def _is_due(one: Implementation, case: Case, device: str) -> bool:
-    """Loops run in float32 on the CPU only: additions one by one give the same bits everywhere, and in narrow dtypes nobody adds so."""
+    """Tell whether to run it. Loops run in float32 on the CPU only: their bits are the same elsewhere, and no narrow kernel adds so."""
     is_early = one.held and case.half == "calibration"
     is_dishonest = case.distribution in one.excluded or (one.forward_only and case.phase == "backward")
     is_elsewhere = one.is_loop and (device, case.dtype) != ("cpu", "float32")

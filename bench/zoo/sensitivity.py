@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How small a fault shows: damaged results, scored in multiples of the limit. Above 1 a fault is seen."""
+"""Measure how small a fault still shows: damaged results, scored in multiples of the limit. Above 1 a fault is seen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fault = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """One call: where its results come from, and how it is measured."""
+    """One call: the origin of its results, and how it is measured."""
 
     title: str
     case: Case
@@ -42,7 +42,7 @@ def _one_row_lost(value: torch.Tensor) -> torch.Tensor:
 
 
 def _bit_flipped(below_exponent: int) -> Fault:
-    """Flips one bit of the element nearest to the rms: the lowest of the exponent (0), or the mantissa's so many below."""
+    """Flip one bit of the element nearest to the rms: the lowest of the exponent (0), or the mantissa's so many below."""
 
     def flip(value: torch.Tensor) -> torch.Tensor:
         damaged = value.clone().contiguous()
@@ -69,7 +69,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def score(found: SlotReplay) -> float:
-    """The worst statistic, in multiples of its limit."""
+    """Return the worst statistic, in multiples of its limit."""
     limits = OF_RECORD[found.dtype]
     scores = [found.max_ratio / limits["max_ratio"]]
     if found.numel >= FEW:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ulpscope finds the operation that broke a model's numerics.
+"""Find the operation that broke a model's numerics.
 
 Importing this package imports no framework and changes nothing: the names below are resolved on first use.
 """

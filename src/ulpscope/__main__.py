@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope` and `python -m ulpscope`.
+"""Run `ulpscope` and `python -m ulpscope`.
 
-The garbage collector rests while a command is imported and when the process ends, since it would find nothing: this saves a twentieth of
-a short comparison, and a quarter of a second where torch is loaded. `run` ends as Python does, since a user's script ran in its process.
+The garbage collector is off while a command is imported and when the process ends, since it would find nothing: this saves a twentieth of a
+short comparison, and a quarter of a second where torch is loaded. `run` ends as Python does, since a user's script ran in its process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def main() -> NoReturn:
     try:
         with _early_start(sys.argv[2:]) if sys.argv[1:2] == ["compare"] else nullcontext():
             _run(is_own=is_own)
-    except KeyboardInterrupt:  # while something was imported
+    except KeyboardInterrupt:  # interrupted during an import
         from ulpscope.cli import LazyGroup
 
         LazyGroup.leave_interrupted()
-    except (OSError, MemoryError, ImportError) as error:  # the same
+    except (OSError, MemoryError, ImportError) as error:  # raised during an import
         refused = system_error_behind(error)
         if refused is None:
             raise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads small files that a user names, as much of them as such a file can have: a device, a pipe or a file of holes may have no end."""
+"""Read small files that a user names, up to the size that such a file can have: a device, a pipe or a file of holes may have no end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_ONCE = 1 << 20
 
 
 def read_small(path: str | os.PathLike[str], most_bytes: int, what: str) -> bytes:
-    """All bytes of a file, which is refused where it is larger than any `what`. Raises OSError where it cannot be read.
+    """Read all bytes of a file; refuse one that is larger than any `what`. Raise OSError where it cannot be read.
 
     >>> read_small("/dev/zero", 1 << 20, "config.json")
     Traceback (most recent call last):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the part of the recorder lies that is compiled beside the installed torch, and whether it may be loaded; told without torch.
+"""Find the compiled part of the recorder, and tell whether it may be loaded, without torch.
 
-It fits one torch, one Python and one version of its source, so each combination has a folder of its own, under the user's cache or under
-ULPSCOPE_NATIVE. It is code: a file that someone else owns, can write to, or could put another in the place of is left alone. So every
-folder on the way to it is looked at, from the root on, and every link; and what is loaded is the very file that was looked at, which
-stays open from before the first look on.
+The part fits one torch, one Python and one version of its source, so each combination has a folder of its own, under the user's cache or
+under ULPSCOPE_NATIVE. It is code: a file that another user owns, can write to, or could replace is not loaded. So every folder and every
+link on the way to it is checked, from the root on. The file that is loaded is the very file that was checked: it stays open from before the
+first check on.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _MOST_LINKS = 40
 
 
 class Untrusted(Exception):
-    """Why a file is not to be loaded."""
+    """Raised for a file that is not to be loaded; the message says why."""
 
 
 class Part(NamedTuple):
-    """What would fit here, whether or not it was built."""
+    """The compiled part that would fit here, whether or not it was built."""
 
     file: Path
     torch: str
 
 
 def expected_part() -> Part | None:
-    """The part for the torch, the Python and the source at hand; None where one of them is missing, or a place for it."""
+    """Return the part for the torch, the Python and the source at hand; None where one of them is missing, or a place for it."""
     try:
         torch, source = _torch_version(), SOURCE.read_bytes()
         build = "\0".join([torch.__version__, str(torch.cuda), torch.git_version, EXTENSION_SUFFIXES[0]])
         home = _home()
-    except Exception:  # a torch that is broken as well, of which whoever imports it hears more
+    except Exception:  # torch may be broken; importing it will say more
         return None
     key = hashlib.blake2b(source + build.encode(), digest_size=8).hexdigest()
     folder = re.sub(r"[^\w.+-]", "_", f"{sys.implementation.cache_tag}-torch-{torch.__version__}-{key}")
@@ -52,7 +52,7 @@ def expected_part() -> Part | None:
 
 
 def objection(file: Path) -> str:
-    """Why `file` is not to be loaded; empty where nothing is wrong with it."""
+    """Say why `file` is not to be loaded; empty where nothing is wrong with it."""
     try:
         os.close(opened(file))
     except Untrusted as reason:
@@ -61,7 +61,7 @@ def objection(file: Path) -> str:
 
 
 def opened(file: Path) -> int:
-    """The file, open, after a look at it and at the way to it; raises Untrusted with what is wrong."""
+    """Open the file after a check of it and of the way to it; raise Untrusted with the reason."""
     if problem := objection_to_folder(file.parent):
         raise Untrusted(problem)
     try:
@@ -81,21 +81,21 @@ def opened(file: Path) -> int:
 
 
 def objection_to_folder(folder: Path) -> str:
-    """Why nothing in the folder of a part is trusted: it, or a folder or link on the way to it, is open to others."""
+    """Say why nothing in the folder of a part is trusted: it, or a folder or link on the way to it, is open to others."""
     if os.name != "posix":
         return f"'{folder}' cannot be trusted here: who may write to it is not known"
     return next(filter(None, map(_objection_to, (*_way(_given_home()), *_way(folder)))), "") or _objection_to_end(folder)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, so that nobody else can write to them, whatever the user's habit is."""
+    """Make a folder, and those above it that are missing, so that no other user can write to them, whatever the user's umask is."""
     for path in (*reversed(folder.parents), folder):
         if not path.exists():
             path.mkdir(mode=0o755, exist_ok=True)
 
 
 def _way(path: Path) -> Iterator[Path]:
-    """Everything that is passed on the way to a path, itself included: folders from the root on, and links, which are followed."""
+    """Yield every step on the way to a path, itself included: folders from the root on, and links, which are followed."""
     at, parts, num_links = Path("/"), list(reversed(Path.cwd().joinpath(path).parts)), 0
     yield at
     while parts:
@@ -118,11 +118,14 @@ def _way(path: Path) -> Iterator[Path]:
 
 
 def _objection_to(path: Path) -> str:
-    """What is wrong with one step of a way. A folder in which all may write, but nobody move what is another's, is fine: see /tmp."""
+    """Say what is wrong with one step of the way.
+
+    A folder like /tmp is fine: all may write there, but no user may move another's files.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
-        return ""  # what is not there leads nowhere; who makes it looks again
+        return ""  # a missing step leads nowhere; `make_folder` checks again after making it
     except OSError as error:
         return f"'{path}' cannot be looked at ({error.strerror})"
     return _objection_to_status(path, status)
@@ -139,7 +142,7 @@ def _objection_to_status(path: Path, status: os.stat_result) -> str:
 
 
 def _objection_to_end(folder: Path) -> str:
-    """The folder of a part and that of all parts are our own: there, links and places where others may put files are not needed."""
+    """Say why the folder of the part, or of all parts, is not ours alone: a link, or write access for others."""
     for path in (folder.parent, folder):
         try:
             mode = path.lstat().st_mode
@@ -153,7 +156,7 @@ def _objection_to_end(folder: Path) -> str:
 
 
 def seal(draft: Path, file: Path) -> None:
-    """Append to a draft of `file` what tells that it is whole and in its place: loading half a file ends the process."""
+    """Append a seal to a draft of `file` that tells that it is whole and in its place: loading half a file would end the process."""
     with draft.open("ab+") as written:
         written.seek(0)
         written.write(_seal(written.read(), file))
@@ -175,7 +178,7 @@ def _seal(content: bytes, file: Path) -> bytes:
 
 
 def _home() -> Path:
-    """The folder of all parts, without links in its path."""
+    """Return the folder of all parts, without links in its path."""
     return _given_home().resolve()
 
 
@@ -185,7 +188,7 @@ def _given_home() -> Path:
 
 
 def _torch_version() -> Any:
-    """The module `torch.version`, which needs nothing of torch: alone where torch was not imported."""
+    """Load the module `torch.version` alone where torch was not imported; it needs nothing of torch."""
     if "torch.version" in sys.modules:
         return sys.modules["torch.version"]
     torch = find_spec("torch")

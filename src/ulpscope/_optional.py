@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deferred imports of optional packages, with the line that installs them; and one package that is kept out."""
+"""Import optional packages late, and print the line that installs a missing one; keep out one package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["keep_triton_out", "require"]
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import `module`, or say what needs it and how to get it."""
+    """Import `module`; if it is missing, raise an error that says what needs it and how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that we print for somebody to paste: each word reaches its program as it is, and nothing in it acts on a terminal or a shell."""
+"""Write commands for a user to paste: each word reaches its program as it is, and nothing in it acts on a terminal or a shell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["as_glob", "as_path", "command_line", "quoted"]
 
 
 def command_line(*words: str | os.PathLike[str]) -> str:
-    """The words as one line for a shell.
+    """Join words to one line for a shell.
 
     >>> command_line("ulpscope", "show", "runs/with space")
     "ulpscope show 'runs/with space'"
@@ -19,7 +19,7 @@ def command_line(*words: str | os.PathLike[str]) -> str:
 
 
 def quoted(word: str | os.PathLike[str]) -> str:
-    r"""One word for a shell; what does not print is spelled out, in the way of bash, zsh, ksh and POSIX 2024.
+    r"""Quote one word for a shell; unprintable characters are spelled out, in the way of bash, zsh, ksh and POSIX 2024.
 
     >>> print(quoted("two\nlines"))
     $'two\012lines'
@@ -29,13 +29,13 @@ def quoted(word: str | os.PathLike[str]) -> str:
 
 
 def as_path(path: str | os.PathLike[str]) -> str:
-    """A path as a word that no program takes for an option: `./-x`."""
+    """Return a path as a word that no program takes for an option: `./-x`."""
     text = os.fspath(path)
     return f"./{text}" if text.startswith("-") else text
 
 
 def as_glob(name: str) -> str:
-    """A name as a pattern that no program takes for an option: `[-]x`."""
+    """Return a name as a pattern that no program takes for an option: `[-]x`."""
     return f"[-]{name[1:].replace('[', '[[]')}" if name.startswith("-") else name
 
 
@@ -45,7 +45,7 @@ def _spelled(char: str) -> str:
     if char.isprintable():
         return char
     try:
-        raw = char.encode("utf-8", "surrogateescape")  # as Python reads the bytes of a path that are no text
+        raw = char.encode("utf-8", "surrogateescape")  # Python stores undecodable bytes of a path as surrogates
     except UnicodeEncodeError:
         raw = char.encode("utf-8", "backslashreplace")
     return "".join(f"\\{byte:03o}" for byte in raw)

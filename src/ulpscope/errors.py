@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything ulpscope raises on purpose.
+"""Define everything ulpscope raises on purpose.
 
     UlpscopeError
-    ├── InputError                what was given cannot answer the question (exit code 2)
-    │   ├── NotARunError          the path is missing, or holds nothing that we can read
+    ├── InputError                the given input cannot answer the question (exit code 2)
+    │   ├── NotARunError          the path is missing, or holds nothing that ulpscope can read
     │   ├── DamagedRunError       the path is a run, but its bytes contradict themselves
     │   ├── NewerFormatError      the run was written by a newer ulpscope
     │   └── NothingComparableError  the two runs have no step, rank or call in common
-    ├── NonFiniteError            a watched program made inf or NaN, and its author asked to be stopped
+    ├── NonFiniteError            a program made inf or NaN, and its author asked to be stopped
     └── MissingDependencyError    an optional package is needed; the message holds the install line
 
 Every message says what was asked, what was found, where, and what to try.
@@ -59,7 +59,7 @@ class NothingComparableError(InputError):
 
 
 class NonFiniteError(UlpscopeError, ArithmeticError):
-    """A watched program made inf or NaN; raised in its own code where `NonFinite(raise_error=True)` asks for it."""
+    """Raised in a program that made inf or NaN, where `NonFinite(raise_error=True)` asks for it."""
 
 
 class MissingDependencyError(UlpscopeError, ImportError):
@@ -79,7 +79,7 @@ _SAID_AS = {os.strerror(number): number for number in (errno.EMFILE, errno.ENFIL
 }
 _LONGEST = 2000
 
-# What the system refuses, and what to try.
+# Errors of the operating system, and what to try.
 _ADVICE = {
     errno.EMFILE: "this process may not open more; raise the limit, as in 'ulimit -n 4096', and try again",
     errno.ENFILE: "the system cannot open more; end what is not needed, and try again",
@@ -94,7 +94,7 @@ _ADVICE = {
 
 
 def sentence_of(error: BaseException) -> str:
-    """What went wrong, in one sentence, for whoever typed the command: ours as it is, the system's with what to try."""
+    """Say in one sentence what went wrong: ulpscope's own message as it is, the system's with what to try."""
     if isinstance(error, MemoryError):
         return f"{os.strerror(errno.ENOMEM)}: {_ADVICE[errno.ENOMEM]}"
     if not isinstance(error, OSError):
@@ -106,7 +106,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def sentence_for(error: BaseException) -> str | None:
-    """The sentence for what was refused on purpose or by the system; None for what nobody foresaw."""
+    """Return the sentence for an error raised on purpose or by the system; None for an unforeseen one."""
     if isinstance(error, UlpscopeError):
         return sentence_of(error)
     refused = system_error_behind(error)
@@ -114,15 +114,15 @@ def sentence_for(error: BaseException) -> str | None:
 
 
 def _cut(text: str) -> str:
-    """The text without its middle, where it holds a name or a value that has no end."""
+    """Cut out the middle of a message, where it holds a name or a value that has no end."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 def system_error_behind(error: BaseException) -> OSError | MemoryError | None:
-    """The refusal of the system that an error comes from, itself included; None where it comes from something else.
+    """Find the system's error behind an error, itself included; None where it comes from something else.
 
-    A library that cannot be loaded for want of files or memory is told by Python as one that cannot be imported, and torch and the
-    threads of Python have words of their own.
+    If a library cannot be loaded for want of files or memory, Python reports an import error; torch and Python's threads have messages of
+    their own for it.
     """
     if isinstance(error, (OSError, MemoryError)):
         return error

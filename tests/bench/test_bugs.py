@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The corpus itself: its machines are honest, its faults strike, its score counts what it says, and the whole of it reaches the bar."""
+"""Test the corpus itself: its machines are honest, its faults strike, its score counts what it says, and the whole reaches the bar."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_the_rows_of_the_peer_are_understood(row: str, expected: tuple[Any, ...]
 
 
 def test_a_peer_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Everything is answered already, so the peer need not even be there."""
+    """All cases are answered already, so the peer need not even be there."""
     cases = all_cases("gelu_by_tanh@*")
     for one in cases:
         _folder_of(tmp_path, one).mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that nobody here wrote: a sample of them, all of them, and that what is asked of them can be answered with no."""
+"""Run programs from elsewhere: a sample of them, all of them, and show that each question can be answered with no."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_architecture_trains_the_same_way_twice_and_another_with_another_seed
 
 
 def answer(program: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Row:
-    """What is said of a program that is a function of this test."""
+    """Ask about a program that is a function of this test."""
     monkeypatch.setattr(asking, "run", program)
     return ask(Program("operator", "made up"), "cpu", folder)
 
@@ -172,7 +172,7 @@ def test_less_than_at_the_start_is_said(now: dict[str, Any], said: int, tmp_path
 
 
 def test_the_baseline_knows_nearly_every_program() -> None:
-    """The others came later than the counts, or were not asked for them yet."""
+    """The missing ones came after the counts, or were not counted yet."""
     baseline = Baseline.read()
     if not baseline.is_of_this_torch:
         pytest.skip(f"counted with {baseline.versions}")
@@ -262,7 +262,7 @@ def test_a_known_finding_that_is_gone_is_told() -> None:
 
 
 def test_the_cpus_layer_norm_adds_up_in_the_dtype_of_its_input() -> None:
-    """If this fails, torch was repaired: what `bench.programs.known` says of layer norm can go."""
+    """If this fails, torch was repaired: the entry of layer norm in `bench.programs.known` can go."""
     bias = torch.zeros(16, requires_grad=True)
     rows = torch.randn(4096, 16).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):

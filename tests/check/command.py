@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope check` in this process, or as the `main` of another."""
+"""Run `ulpscope check` in this process, or as the `main` of another."""
 
 from __future__ import annotations
 

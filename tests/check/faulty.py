@@ -33,7 +33,7 @@ GROSS = 1e6
 
 @dataclass(frozen=True)
 class Case:
-    """What is called, and which aten operations break in its two phases."""
+    """The function to call, and the aten operations that break in its two phases."""
 
     call: Callable[..., Any]
     forward: str
@@ -120,7 +120,7 @@ class Laboratory:
         return {one.numel: one.honest_error or 0.0 for one in Yardstick(prepared.program).measure(made)}
 
     def strike(self, op: str, phase: str, size: float) -> dict[str, list[str]]:
-        """Which calls the fault struck, and which failed."""
+        """Return the calls that the fault struck, and the calls that failed."""
         struck, checked = [], []
         known: dict[int, float] = {}
         generator = torch.Generator().manual_seed(1)

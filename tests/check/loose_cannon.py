@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that go wrong in ways that no exception tells, for processes that are told to import this module.
+"""Register operations that fail without an exception, for processes that are told to import this module.
 
-What they do depends on ULPSCOPE_TEST_CANNON, so that the recording is sound and the check is not.
+ULPSCOPE_TEST_CANNON decides how they fail, so that the recording is sound and the check is not.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small real networks, each with one training step: what the checks are made on."""
+"""Define small real networks, each with one training step, for the checks."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ _LOW = {"half": torch.float16, "bfloat16": torch.bfloat16}
 def record(
     name: str, into: Path, *, variant: str = "float32", keep: str = "tensors", device: str = "cpu", steps: int = 1, level: str = "api"
 ) -> Path:
-    """One training step of a network, recorded."""
+    """Record one training step of a network."""
     torch.manual_seed(0)
     network = NETWORKS[name]
     model = network.build().to(device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was not checked is said first: a module whose inside nobody recorded is part of what ran, and no share of it is called sound."""
+"""Parts that were not checked come first in the answer: a module with an unrecorded inside is part of the run, and counts as unchecked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [  # of torch's compilers
 
 
 def _trained(into: Path, model: nn.Module, level: Any = "api", steps: int = 1) -> Path:
-    """A classifier trained for a step, its loss computed outside of the model by a module of its own."""
+    """Train a classifier for a step, its loss computed outside of the model by a module of its own."""
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with Capture(into, model=model, optimizer=optimizer, keep="tensors", level=level) as capture:
@@ -111,7 +111,7 @@ def test_the_command_ends_with_2_where_all_is_opaque(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["api", "both"])
 def test_a_model_that_was_seen_is_sound(tmp_path: Path, level: str) -> None:
-    """A module that calls others is their calls and no more, and one that hands on what it got computed nothing."""
+    """A module that calls others counts as their calls and no more, and one that hands on its input computed nothing."""
     model = nn.Sequential(nn.Sequential(*_layers()), nn.Identity(), nn.Dropout(0.0))
     check = check_run(_trained(tmp_path / "run", model, level), isolated=False)
     assert (check.coverage, check.opaque, check.verdict) == (1.0, (), "sound")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check as rows of the older tools: their names, their columns, and the tensors of what failed."""
+"""Show a check as rows of the older tools: their names, their columns, and the tensors of failed calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run is checked where it was recorded, if that device is here; which one it was is said, and so is that it is not here."""
+"""Check a run on the device where it was recorded, if that device is here; the answer names the device, and says if it is not here."""
 
 from __future__ import annotations
 

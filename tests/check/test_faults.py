@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of known size on the emulated device are found, and nobody else is blamed."""
+"""Find faults of known size on the emulated device, and blame no other call."""
 
 from __future__ import annotations
 

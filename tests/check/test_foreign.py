@@ -19,7 +19,7 @@ from ulpscope.workflows.check.checking import check_run
 
 
 def _checker_tensor(value: torch.Tensor, needs: bool, path: Path | None) -> dict[str, Any]:
-    """As api_accuracy_checker writes it: statistics, or the path of the values."""
+    """Describe a tensor as api_accuracy_checker writes it: statistics, or the path of the values."""
     if path is None:
         ends = {"Max": float(value.max()), "Min": float(value.min())}
         return {"type": "torch.Tensor", "dtype": str(value.dtype), "shape": list(value.shape), **ends, "requires_grad": needs}
@@ -37,7 +37,7 @@ def _values() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def checker_dump(folder: Path, suffix: str, forward: str = "forward_info_7", backward: str = "backward_info_7") -> Path:
-    """One linear and one gelu, forward and backward; `suffix` is that of the real data, or empty."""
+    """Write one linear and one gelu, forward and backward; `suffix` is that of the real data, or empty."""
     x, weight, gradient = _values()
 
     def kept(phase: str, name: str) -> Path | None:
@@ -82,7 +82,7 @@ def _msprobe_tensor(value: torch.Tensor, needs: bool = False) -> dict[str, Any]:
 
 
 def msprobe_dump(folder: Path) -> Path:
-    """A linear of three dimensions, whose recorded gradient is that of a view inside the call."""
+    """Write a linear of three dimensions, whose recorded gradient is that of a view inside the call."""
     torch.manual_seed(0)
     x, weight, gradient = torch.randn(2, 3, 12), torch.randn(80, 12), torch.randn(2, 3, 80)
     inputs = [_msprobe_tensor(x, True), _msprobe_tensor(weight, True)]
@@ -119,7 +119,7 @@ def test_a_wrong_gradient_is_found_in_them(tmp_path: Path, dump: Callable[[Path]
 
 
 def test_two_files_of_any_name(tmp_path: Path) -> None:
-    """`run_ut -forward F -backward B`: nothing but the command line says that they belong together."""
+    """`run_ut -forward F -backward B`: only the command line says that they belong together."""
     checker_dump(tmp_path, ".pt", "some", "other")
     check = check_run(tmp_path / "some.json", backward=tmp_path / "other.json")
     assert [(str(call.call), call.phase, call.status) for call in check.calls] == [

@@ -26,7 +26,7 @@ FLOATING = (torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pyt
 
 
 def _weighted(value: torch.Tensor) -> torch.Tensor:
-    """A loss whose gradient is another number for each element."""
+    """Compute a loss whose gradient is another number for each element."""
     return (value.double() * torch.arange(1, value.numel() + 1, dtype=torch.float64).reshape(value.shape).sin()).sum()
 
 
@@ -49,7 +49,7 @@ def _failures(check: Check) -> list[str]:
 
 
 def _dropped_and_more(share: float) -> torch.Tensor:
-    """What gives no gradient where it gets a 0 comes after a dropout."""
+    """Follow a dropout by an operation that gives no gradient where it gets a 0."""
     x = torch.randn(40, 50, requires_grad=True)
     alpha = F.alpha_dropout(x, share, True)
     made = [F.relu(F.dropout(x, share)), F.dropout2d(x[None, :, None], share).abs(), torch.native_dropout(x, share, True)[0].sign() * x]
@@ -124,7 +124,7 @@ def test_norms_over_one_element_or_equal_ones_are_honest_in_every_precision(tmp_
 
 
 def _is_the_known_layer_norm(text: str) -> bool:
-    """The gradients of a layer norm over one element are wrong in torch's CPU kernel (pytorch#188375): only the shift has one."""
+    """Tell whether it is torch's wrong CPU kernel (pytorch#188375): layer norm over one element, where only the shift has a gradient."""
     return "layer_norm" in text and "backward: output." in text and "output.bias" not in text
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that lie, lack things or name what nobody knows: each costs the call it is about, or one sentence."""
+"""Check runs that lie, lack things or name unknown things: each costs the call it is about, or one sentence."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_gradient_that_is_added_up_in_16_bits_is_wrong_in_this_torch(tmp_path:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_what_overflows_in_its_dtype_is_no_wrong_kernel(dtype: torch.dtype, tmp_path: Path) -> None:
-    """In float64, where two formulas are held against each other, nothing of it overflows."""
+    """In float64, where two formulas are compared, none of it overflows."""
     large = torch.finfo(dtype).max / 2
     with Capture(tmp_path / "run", keep="tensors") as capture:
         x = torch.tensor([[large, -large, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [-1e-4, 1e-4, 5e-5, large / 2]], dtype=dtype)

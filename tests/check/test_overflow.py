@@ -18,7 +18,7 @@ from ulpscope.workflows.check.checking import check_run
 
 
 def _record(into: Path, keep: str = "tensors") -> Path:
-    """float16 that overflows where it must, forward and backward, a log of a negative number, and what stays finite."""
+    """Record float16 that overflows where it must, forward and backward, a log of a negative number, and results that stay finite."""
     with Capture(into, keep=keep) as capture:  # type: ignore[arg-type]
         torch.exp(torch.full((8,), 12.0, dtype=torch.float16))
         torch.log(torch.tensor([-1.0, 2.0]))

@@ -27,7 +27,7 @@ Machine = Callable[..., None]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A device that rounds the operands of chosen products to TF32, and disturbs the results of others."""
+    """Return a device that rounds the operands of chosen products to TF32, and disturbs the results of others."""
     run = check_calls.run_on_device
 
     def build(rounds: Chosen, *, way: int = 0, disturbs: Chosen = lambda call, phase: False, size: float = 0.0) -> None:
@@ -48,7 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Everything as products that can be rounded: no fused attention, no fused LSTM."""
+    """Compute everything as products that can be rounded: no fused attention, no fused LSTM."""
     torch._C._set_mkldnn_enabled(False)
     try:
         with separate_kernels():

@@ -62,7 +62,7 @@ def test_a_crash_costs_one_call(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_lost_device_costs_one_call_and_its_process_no_other(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the process was given besides goes to the next one."""
+    """Other calls that the process was given go to the next one."""
     monkeypatch.setenv("ULPSCOPE_TEST_CANNON", "1")
     found = _statuses(check_run(run, imports=[MODULE], select=["*gelu*", "*lose*", "*silu*", "*Cube*"]))
     assert found.pop("lose forward") == ("skipped", "it fails on cpu (RuntimeError: CUDA error: device-side assert triggered)")
@@ -134,7 +134,7 @@ def _any_record(run: Path) -> object:
 
 
 def test_what_is_ended_with_its_process_from_outside_is_not_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when somebody interrupts a check: the call that it was at is no finding, neither now nor in the journal."""
+    """As when a user interrupts a check: the interrupted call is no finding, neither now nor in the journal."""
     monkeypatch.setenv("ULPSCOPE_TEST_CANNON", "1")
     setup = Setup(path=str(run), options=CheckOptions(), imports=(MODULE,))
     processes = Processes([setup], jobs=1, timeout_s=60.0)
@@ -153,7 +153,7 @@ def test_what_is_ended_with_its_process_from_outside_is_not_told(run: Path, monk
 
 @pytest.mark.long
 def test_a_killed_command_leaves_a_journal_to_go_on_with(run: Path, tmp_path: Path) -> None:
-    """SIGKILL while a call hangs; what was found before is not looked for again."""
+    """SIGKILL while a call hangs; calls checked before are not checked again."""
     result = tmp_path / "check.json"
     some = "*['--select', '*gelu*', '--select', '*sum*', '--select', '*hang*']"
     code = f"from tests.check.command import main; main({str(run)!r}, {str(result)!r}, {some})"

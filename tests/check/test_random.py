@@ -33,7 +33,7 @@ def _leaf(*shape: int) -> torch.Tensor:
 
 
 def _few() -> None:
-    """So few elements, or shares so near 0 and 1, that two draws are often equal."""
+    """Return so few elements, or shares so near 0 and 1, that two draws are often equal."""
     for share in (0.05, 0.95, 0.999):
         torch.zeros(3).bernoulli_(share)
         torch.bernoulli(torch.full((2,), share))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check prints and writes: the answer first, every number as a number, nothing foreign taken for markup or a formula."""
+"""Test the output of a check: the answer first, every number as a number, nothing foreign taken for markup or a formula."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_failures_are_kept_for_a_closer_look(tmp_path: Path) -> None:
 
 
 def _swap_results(source: Path, target: Path, records: list[object]) -> None:
-    """The two gelus exchange what they gave."""
+    """Exchange the results of the two gelus."""
     from ulpscope.numerics.casting import as_bytes
     from ulpscope.store import DirectorySink, create_run
 

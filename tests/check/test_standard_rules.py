@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check --rules NAME` by the published standards: what is compared with what, and that a wrong kernel is found by each."""
+"""Test `check --rules NAME` by the published standards: the operands of each comparison, and that each finds a wrong kernel."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vendor's operations far from its devices: what was recorded is judged by the formula; without that there is nothing to judge."""
+"""Check a vendor's operations far from its devices: the formula judges the recorded results; without one there is nothing to judge."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _gelu(values: Array) -> Array:
 
 
 def write_run(path: Path, *, scale: float = 1.0, steps: tuple[int, ...] = (0, 1), is_whole: bool = True, keep: str = "tensors") -> Path:
-    """A run at `path` whose gelu returns `scale` times what it should."""
+    """Write a run at `path` whose gelu returns `scale` times its value."""
     path = create_run(path, sample_run_info("cpu"))
     sink = DirectorySink(path, 0)
     for step in steps:
@@ -80,7 +80,7 @@ def _write_step(sink: DirectorySink, step: int, scale: float, keep: str) -> None
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `good`, `same` (a second recording of it) and `bad`."""
+    """Write `good`, `same` (a second recording of it) and `bad` into a folder."""
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "good")
     write_run(folder / "same")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(compiled.COMPILED is None, reason="the recorder 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a part is expected; a process that has just begun would not find it."""
+    """Return the file where a part is expected; a process that has just begun would not find it."""
     (tmp_path / "_native.cpp").write_text("int main() {}\n")
     monkeypatch.setattr(_native_home, "SOURCE", tmp_path / "_native.cpp")
     monkeypatch.setattr(native, "TABLE", None)

@@ -29,7 +29,7 @@ def compare(*arguments: str | Path) -> Result:
 
 
 class Asked:
-    """Stands in for the workflow: remembers what it was asked, answers with a comparison at hand."""
+    """Stands in for the workflow: remembers its question, and answers with a comparison at hand."""
 
     def __init__(self, answer: Comparison) -> None:
         self.answer = answer
@@ -257,7 +257,7 @@ with terminal.showing_progress("comparing") as progress:
 
 
 def on_a_terminal(command: list[str], environment: dict[str, str]) -> bytes:
-    """Everything that the command writes to a terminal."""
+    """Return everything that the command writes to a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)

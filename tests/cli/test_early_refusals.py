@@ -68,7 +68,7 @@ def test_watched_runs_are_handed_on_to_the_command_that_compares_them(folder: Pa
     for name, seed in (("a", "1"), ("b", "2")):
         done = ulpscope(folder, "run", "--into", name, "--watch", "health", "train.py", seed)
         assert done.returncode == 0
-        assert f"watched into '{name}'; draw it with: ulpscope watch --once {name}" in done.stderr
+        assert f"recorded health into '{name}'; draw it with: ulpscope health --once {name}" in done.stderr
         assert f"ulpscope compare-health {name} OTHER" in done.stderr
     done = ulpscope(folder, "compare", "a", "b")
     assert done.returncode == 2

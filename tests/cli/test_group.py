@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every command: names, options, help, exit codes of what goes wrong."""
+"""Test the rules for every command: names, options, help, and exit codes of errors."""
 
 from __future__ import annotations
 

@@ -52,9 +52,9 @@ def migrated(folder: Path, config: Any) -> list[str]:
         ),
         (
             {"task": "overflow_check", "dump_path": "d", "overflow_check": {"overflow_nums": -1}},
-            "ulpscope run --into d --watch nonfinite --watch-limit 0 train.py",
+            "ulpscope run --into d --nonfinite --nonfinite-limit 0 train.py",
         ),
-        ({"task": "grad_probe", "dump_path": "d", "grad_probe": {"grad_level": "L2"}}, "ulpscope run --into d --watch health train.py"),
+        ({"task": "grad_probe", "dump_path": "d", "grad_probe": {"grad_level": "L2"}}, "ulpscope run --into d --health train.py"),
         (
             {"task": "acc_check", "dump_path": "d", "acc_check": {"black_list": ["conv2d"]}},
             "ulpscope run --into d train.py",

@@ -42,7 +42,7 @@ SHELLS = [shell for shell in ("sh", "bash", "zsh") if shutil.which(shell)]
 
 
 def words_in(shell: str, line: str, cwd: Path) -> list[bytes]:
-    """The words that a shell makes of a line, as the program behind it gets them."""
+    """Return the words that a shell makes of a line, as the program behind it gets them."""
     code = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
     done = subprocess.run([shell, "-c", f"{quoted(sys.executable)} -c {quoted(code)} {line}"], cwd=cwd, capture_output=True, check=True)
     assert not list(cwd.iterdir())
@@ -74,7 +74,7 @@ def test_no_word_is_taken_for_an_option() -> None:
 
 
 def ulpscope_in(shell: str, line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The printed line as it stands, with our own command in the path."""
+    """Return the printed line as it stands, with our own command in the path."""
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     return subprocess.run([shell, "-c", line], cwd=cwd, env={"PATH": path, "HOME": str(cwd)}, capture_output=True, text=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a comparison quick changes no answer: an early start, and a process that ends without a last collection."""
+"""Check that two shortcuts change no answer: an early start, and a process that ends without a last collection."""
 
 from __future__ import annotations
 

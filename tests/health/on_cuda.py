@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only a machine with CUDA and Triton can show: `python tests/health/on_cuda.py`, by hand. It ends with a line, or with a traceback.
+"""Test what only a machine with CUDA and Triton can show: `python tests/health/on_cuda.py`, by hand; it ends with a line or a traceback.
 
 The rows that the kernels give are those of the CPU for the same values: counts, minimum and maximum exactly, the mean within 3e-6 of the
-rms, the rms within 3e-6 of itself. Watching waits for nothing, changes no bit, and adds nothing to a graph that is being recorded.
+rms, the rms within 3e-6 of itself. A health recording waits for nothing, changes no bit, and adds nothing to a graph that is being
+recorded.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def finished(tensors: list[torch.Tensor]) -> Any:
 
 
 def assert_close(rows: Any, expected: Any) -> None:
-    """The bounds that are stated above."""
+    """Compare within the bounds that are stated above."""
     np.testing.assert_array_equal(rows[:, [0, 1, *range(4, rows.shape[1])]], expected[:, [0, 1, *range(4, rows.shape[1])]])
     np.testing.assert_allclose(rows[:, 3], expected[:, 3], rtol=3e-6)
     np.testing.assert_array_equal(np.isnan(rows[:, 2]), np.isnan(expected[:, 2]))
@@ -64,7 +65,7 @@ def assert_close(rows: Any, expected: Any) -> None:
 
 
 def odd_tensors(dtype: torch.dtype) -> list[torch.Tensor]:
-    """Sizes around a row, tiny and huge values, what is not finite, other memory formats, an address that is not aligned."""
+    """Return sizes around a row, tiny and huge values, non-finite ones, other memory formats, an address that is not aligned."""
     values = torch.randn(3_000_001, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     largest = torch.finfo(dtype).max
     tensors = [values[:numel] for numel in (0, 1, 15, 8191, 8192, 8193, 16384, 3_000_000)]
@@ -130,7 +131,7 @@ class Training:
 
 
 def a_watched_training_agrees(folder: Path) -> None:
-    """What is written down is what the CPU finds in copies of the same tensors."""
+    """The written statistics are those that the CPU finds in copies of the same tensors."""
     training = Training()
     named = dict(training.net.named_parameters())
     copies: list[dict[str, list[torch.Tensor]]] = []
@@ -198,7 +199,7 @@ def memory_that_was_given_back_is_not_read(folder: Path) -> None:
 
 
 def a_recorded_graph_stays_what_it_was(folder: Path) -> None:
-    """A step is recorded as a CUDA graph under a watch; nothing of the watch is in it, and the recording succeeds."""
+    """A step is captured as a CUDA graph under a health recording; the graph holds nothing of the recording, and the capture succeeds."""
 
     def trained(into: Path | None) -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of two processes that train together under a watch: `on_two_processes.py RANK FOLDER`. What it left is in FOLDER/RANK.json.
+"""Train as one of two processes under a health recording: `on_two_processes.py RANK FOLDER`. Its result is in FOLDER/RANK.json.
 
-Every program trains without a watch and with one, from the same seed; the parameters have to be equal bit by bit.
+Every program trains without a recording and with one, from the same seed; the parameters have to be equal bit by bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def network() -> nn.Sequential:
 
 
 def whole() -> nn.Module:
-    """What one process does with the batches of both."""
+    """Return the network for one process that takes the batches of both."""
     return network()
 
 

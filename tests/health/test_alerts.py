@@ -21,7 +21,7 @@ RMS, ZERO, NONFINITE = 3, 4, 5
 
 
 def steps(count: int, seed: int = 0) -> list[Any]:
-    """Statistics of an ordinary run: noise of 20 %, and gradients that decline by a factor of e in 100 steps."""
+    """Return statistics of an ordinary run: noise of 20 %, and gradients that decline by a factor of e in 100 steps."""
     chance = np.random.default_rng(seed)
     found = []
     for number in range(count):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step at which two runs part is found, with the layer that left first; runs that only have other noise do not part."""
+"""Find the step at which two runs part, with the layer that left first; runs that only have other noise do not part."""
 
 from __future__ import annotations
 

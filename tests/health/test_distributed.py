@@ -52,7 +52,7 @@ def test_copies_are_taken_once_and_do_not_drift(folder: Path) -> None:
 
 @pytest.mark.parametrize("way", ["fully_sharded", "tensor_parallel"])
 def test_shards_give_the_statistics_of_the_whole(folder: Path, way: str) -> None:
-    """The sharded model and the model of one process saw the same batches, so what is joined has to be what that one measured."""
+    """The sharded model and that of one process saw the same batches, so the joined statistics have to equal those of the one."""
     joined, alone = joined_ranks(series(folder / way)), series(folder / "alone")[0]
     places = {(target.kind, target.name): place for place, target in enumerate(alone.targets)}
     assert {(target.kind, target.name) for target in joined.targets} == set(places)

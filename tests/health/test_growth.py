@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch of any length: memory that does not grow, a folder that keeps to its size, and a history that gets coarser with age."""
+"""Record health for any length: memory that does not grow, a folder that keeps to its size, and a history that gets coarser with age."""
 
 from __future__ import annotations
 

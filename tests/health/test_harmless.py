@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watching changes nothing: the programs of tests/harmless, bitwise, with and without a watch, and everything is put back."""
+"""Record health without changing anything: the programs of tests/harmless, bitwise, with and without a recording, all put back after."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOME = [
 
 
 class InScript:
-    """A watch that is told nothing, as `ulpscope run --watch health` attaches it."""
+    """Records health as `ulpscope run --health` does, with nothing told."""
 
     def __init__(self, folder: Path) -> None:
         self._watch = watch_script(folder / "run", quiet=True, activations="*", bounds=(-1.0, 0.0, 1.0), exact_updates=True)
@@ -81,7 +81,7 @@ def test_watching_changes_nothing_in_any_program(name: str, is_script: bool, tmp
 
 
 def test_an_ordinary_program_is_seen(tmp_path: Path) -> None:
-    """A watch that does nothing would pass everything above."""
+    """A recording that did nothing would pass everything above."""
     programs.run("mlp", watching(tmp_path, is_script=False))
     series = open_health(tmp_path / "run").series(0)
     assert {target.kind.partition(".")[0] for target in series.targets} == {"activation", "gradient", "parameter", "update", "moment"}

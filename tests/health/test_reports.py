@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison of two watched runs looks like, and the files of the older gradient probe."""
+"""Test the reports of two health runs compared, and the files of the older gradient probe."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_watch_draws_once_where_nobody_looks_on(folder: Path) -> None:
 def test_watch_of_a_rank_that_is_not_there(folder: Path) -> None:
     result = CliRunner().invoke(cli, ["watch", str(folder / "bad"), "--rank", "7"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "has no watched rank 7; it has 0" in result.stderr
+    assert "has no rank 7; it has 0" in result.stderr
 
 
 def test_tensorboard_tags(folder: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is watched, and to which step it belongs."""
+"""Test which tensors a health recording measures, and to which step they belong."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_fused_optimizer_with_a_scaler_shows_gradients_without_their_scale(tmp
 
 
 def train_alone(steps: int = 4, overflow_at: int = -1) -> list[float]:
-    """A script that knows nothing of being watched."""
+    """Train as a script that knows nothing of being recorded."""
     model = network()
     optimizer, losses = sgd(model), []
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=overflow_at >= 0)
@@ -307,7 +307,7 @@ def test_a_failure_to_watch_never_reaches_training(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_leaves_training_unwatched(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     model = network()
-    with pytest.warns(CaptureWarning, match="Training goes on unwatched"):
+    with pytest.warns(CaptureWarning, match="Training goes on without it"):
         health = watch(model, sgd(model), into=tmp_path / "file" / "run")
     health.log(loss=1.0)
     health.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of many tensors: every way of taking them gives the same, and shards give the whole."""
+"""Take statistics of many tensors: every way gives the same, and shards give the whole."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small trainings under a watch, with faults from a chosen step on."""
+"""Run small trainings under a health recording, with faults from a chosen step on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Fault:
             self._make_stale(layer, is_on)
 
     def _make_stale(self, layer: nn.Linear, is_on: bool) -> None:
-        """A bucket that holds the gradients of the step before, or for ever those of one step."""
+        """Replace gradients by those of the step before, or for ever by those of one step, as a stale bucket does."""
         for name, parameter in layer.named_parameters():
             fresh = parameter.grad.clone()
             if is_on:
@@ -80,7 +80,7 @@ def train(
     weights: int = 0,
     data: int = 7,
 ) -> Path:
-    """Train and watch; `seed` is that of dropout alone, `weights` and `data` those of the weights and the batches."""
+    """Train and record; `seed` is that of dropout alone, `weights` and `data` those of the weights and the batches."""
     torch.manual_seed(weights)
     net = Net().to(device)
     made = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acts in forks of this process, each under limits: what a signal, an endless loop or a full memory does then befalls the child alone."""
+"""Act in forks of this process, each under limits: a signal, an endless loop or a full memory then hits the child alone."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ GIB = 1 << 30
 
 
 class Answer(NamedTuple):
-    """How an act ended: `answer`, `sentence`, `traceback`, `signal 11` or `too slow`; what was said; and what it cost.
+    """How an act ended (`answer`, `sentence`, `traceback`, `signal 11` or `too slow`), its output, and its cost.
 
-    The seconds are those of the processor: how busy the machine is with other things says nothing of an act.
+    The seconds are those of the processor, so a busy machine does not matter.
     """
 
     end: str
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
 
 def answer_of(act: Callable[[], object], *, seconds: float = 60.0, limits: dict[int, int] | None = None) -> Answer:
-    """Do something in a fork. What the memory came to is counted from where the fork began."""
+    """Do something in a fork. Memory is counted from where the fork began."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -82,7 +82,7 @@ def _in_child(act: Callable[[], object], writer: int, limits: dict[int, int]) ->
 
 
 def ended(act: Callable[[], object]) -> tuple[str, str]:
-    """An answer, one sentence on purpose, or a traceback that nobody foresaw."""
+    """Run an act; return its answer, its one sentence on purpose, or the traceback of an unforeseen error."""
     try:
         found = act()
     except UlpscopeError as error:
@@ -95,12 +95,12 @@ def ended(act: Callable[[], object]) -> tuple[str, str]:
 
 
 def is_sentence(text: str) -> bool:
-    """Whether somebody at a terminal can read it: one line, not endless, and no exception's name with a traceback behind it."""
+    """Tell whether a user can read it: one line, not endless, and no exception's name with a traceback behind it."""
     return bool(text) and "\n" not in text and len(text) < 3000 and "Traceback" not in text
 
 
 def memory(name: str) -> int:
-    """VmRSS, VmHWM or VmSize of this process in bytes."""
+    """Return VmRSS, VmHWM or VmSize of this process in bytes."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10
@@ -108,7 +108,7 @@ def memory(name: str) -> int:
 
 @contextmanager
 def limited(limits: dict[int, int]) -> Iterator[None]:
-    """Under limits of the system, as long as the context lasts."""
+    """Set limits of the system for as long as the context lasts."""
     before = {which: resource.getrlimit(which) for which in limits}
     try:
         for which, most in limits.items():
@@ -120,5 +120,5 @@ def limited(limits: dict[int, int]) -> Iterator[None]:
 
 
 def on_linux() -> bool:
-    """Whether memory can be counted here."""
+    """Tell whether memory can be counted here."""
     return sys.platform == "linux"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs spoiled inputs, thousands in each child process: what is read is restored between them, and a child that dies is told by its last.
+"""Run spoiled inputs, thousands in each child process: files are restored between them, and if a child dies, its last input is blamed.
 
 python -m tests.hostile.fuzzing "dump.json" 4711        one input again, with all that it says
 python -m tests.hostile.fuzzing "dump.json" 0 5000      a range of them
@@ -41,7 +41,7 @@ _REFUSALS = ("exit 2",)
 
 
 class Failure(NamedTuple):
-    """An input that ended otherwise than in an answer or a sentence."""
+    """One input that ended otherwise than in an answer or a sentence."""
 
     target: str
     number: int
@@ -53,7 +53,7 @@ class Failure(NamedTuple):
 
 
 class Samples:
-    """A folder of samples of which files are spoiled and restored."""
+    """A folder of samples whose files are spoiled and restored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,13 +70,13 @@ class Samples:
         return status.st_size, status.st_mtime_ns
 
     def put(self, found: Input) -> None:
-        """Write what is spoiled."""
+        """Write the spoiled files."""
         self._spoiled = found.files
         for name, content in found.files.items():
             (self.folder / name).write_bytes(content)
 
     def harm(self, *, is_refused: bool) -> str:
-        """What was stored and is no longer as it was, the spoiled file included where it was refused."""
+        """Name stored files that changed, the spoiled file included where it was refused."""
         for name, state in self._states.items():
             if name in self._spoiled:
                 if is_refused and (self.folder / name).read_bytes() != self._spoiled[name]:
@@ -103,7 +103,7 @@ def _remove(place: Path) -> None:
 
 
 def import_everything() -> None:
-    """What a command imports when it runs is imported before anything is measured."""
+    """Import before any measurement what a command imports when it runs."""
     for module in pkgutil.walk_packages(ulpscope.__path__, "ulpscope."):
         if not module.name.endswith("__main__") and ".testing" not in module.name:
             with contextlib.suppress(ImportError):
@@ -116,7 +116,7 @@ def import_everything() -> None:
 
 
 def warm_up(folder: Path) -> None:
-    """Do once what takes longest the first time: torch and matplotlib put off much of their beginning."""
+    """Do once the work that takes longest the first time: torch and matplotlib put off much of their beginning."""
     for words in (("refine", "good", "bad"), ("compare-health", "health/run", "health2/run", "--png", "pictures"), ("check", "good")):
         at = [str(folder / word) if (folder / word).exists() or word == "pictures" else word for word in words]
         our_command(folder, tuple(at))
@@ -143,7 +143,7 @@ def fuzz(target: Target, numbers: range, folder: Path, counts: Counter[str] | No
 
 
 def _batch(target: Target, numbers: range, folder: Path) -> tuple[list[Failure], int, dict[str, int]]:
-    """The failures of a child, and the number to go on with: the one after its last where it died."""
+    """Return the failures of a child, and the number to go on with: the one after its last where it died."""
     shared = mmap.mmap(-1, 24)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         told = Path(scratch) / "failures"
@@ -163,7 +163,7 @@ def _batch(target: Target, numbers: range, folder: Path) -> tuple[list[Failure],
 
 
 def _waited(child: int, shared: mmap.mmap) -> int | None:
-    """The status of a child, None where it had to be killed since one input took far too long."""
+    """Return the status of a child, None where it had to be killed since one input took far too long."""
     seen, since = b"", time.monotonic()
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
@@ -226,7 +226,7 @@ def one(target: Target, number: int, samples: Samples, ends: Counter[str]) -> It
 
 
 def _no_processes() -> None:
-    """Nothing is started: a command that needs another program has to say that it could not be."""
+    """Start no process: a command that needs another program has to say that it could not start it."""
 
     def refuse(*words: object, **options: object) -> NoReturn:
         raise PermissionError(13, "Permission denied", "python")

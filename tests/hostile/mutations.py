@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spoils what is valid: its bytes, or what they mean. Everything is chosen by the generator that is handed in, so a seed tells an input."""
+"""Spoil valid content: its bytes, or its meaning. The given generator chooses everything, so a seed names an input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLOATS = [0.0, -0.0, 1.5, math.nan, math.inf, -math.inf, 1e308, 5e-324]
 
 
 def spoiled(kind: str, content: bytes, chance: Random) -> bytes:
-    """The content with one to three changes: three times out of four in what it means, else in its bytes."""
+    """Return the content with one to three changes: three times out of four in its meaning, else in its bytes."""
     change = _CHANGES.get(kind)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         content = change(content, chance) if change is not None and chance.random() < 0.75 else _bytes(content, chance)
@@ -71,7 +71,7 @@ def _text(word: str) -> bytes:
 
 
 def odd_value(chance: Random) -> Any:
-    """A value of any type, of which few are sensible anywhere."""
+    """Return a value of any type; few of them are sensible anywhere."""
     match chance.randrange(9):
         case 0:
             return None
@@ -97,7 +97,7 @@ def _nested(depth: int, chance: Random) -> Any:
 
 
 def spoil_value(value: Any, chance: Random) -> Any:
-    """Somewhere inside: another value, something left out, something twice, a name changed."""
+    """Change a value somewhere inside: another value, a missing or doubled one, another name."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     places = [place for place, _ in inside]
     if not places or chance.random() < 0.15:
@@ -150,7 +150,7 @@ def _json_lines(content: bytes, chance: Random) -> bytes:
 
 
 def _lines(content: bytes, chance: Random) -> bytes:
-    """Lines left out, doubled and exchanged, and words of them."""
+    """Leave out, double and exchange lines, and their words."""
     lines = content.split(b"\n")
     at, other = chance.randrange(len(lines)), chance.randrange(len(lines))
     match chance.randrange(5):
@@ -172,7 +172,7 @@ def _lines(content: bytes, chance: Random) -> bytes:
 
 
 def _frames(content: bytes, chance: Random) -> bytes:
-    """Frames of MessagePack whose checksums are right again."""
+    """Spoil frames of MessagePack, with right checksums."""
     bodies, at = [], 0
     while at + 8 <= len(content):
         (length,) = struct.unpack_from("<I", content, at)
@@ -197,7 +197,7 @@ def _frames(content: bytes, chance: Random) -> bytes:
 
 
 def _archive(content: bytes, chance: Random) -> bytes:
-    """A zip archive of which an entry is another, or is missing, or is there twice."""
+    """Change, drop or double an entry of a zip archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = [(name, archive.read(name)) for name in archive.namelist()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder with a small valid file, run or dump of everything that is read, most of it made by our own writers."""
+"""Make a folder with a small valid file, run or dump of every kind that is read, most of it with our own writers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def write_samples(folder: Path) -> None:
 
 
 def _write_mixed(path: Path) -> None:
-    """A run with every kind of field that a record has."""
+    """Write a run with every kind of field that a record has."""
     path = create_run(path, sample_run_info("cpu"))
     sink = DirectorySink(path, 0)
     sink.begin_step(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is fuzzed: of each target its name, its share of all inputs, how an input is made of the samples, and what is done with it."""
+"""List what is fuzzed: for each target its name, its share of all inputs, how an input is made of the samples, and how it is run."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from ulpscope.workflows.compare.comparing import compare_runs
 
 
 class Input(NamedTuple):
-    """Files that are other than in the samples, and words of a command."""
+    """Files that differ from the samples, and words of a command."""
 
     files: Mapping[str, bytes] = MappingProxyType({})
     words: tuple[str, ...] = ()
 
 
 class Target(NamedTuple):
-    """`spoil` makes an input of the samples, `run` does something with the folder in which it stands in their place."""
+    """`spoil` makes an input of the samples, `run` uses the folder in which it replaces them."""
 
     name: str
     share: int
@@ -60,7 +60,7 @@ class Target(NamedTuple):
 
 
 def files(*patterns: tuple[str, str]) -> Callable[[dict[str, bytes], Random], Input]:
-    """One of the files that fit a pattern, spoiled as its kind is."""
+    """Choose one of the files that fit a pattern, and spoil it as its kind is."""
 
     def spoil(samples: dict[str, bytes], chance: Random) -> Input:
         fitting = [(name, kind) for pattern, kind in patterns for name in samples if fnmatch(name, pattern)]
@@ -71,7 +71,7 @@ def files(*patterns: tuple[str, str]) -> Callable[[dict[str, bytes], Random], In
 
 
 def every_record(path: Path) -> object:
-    """All that a run holds: records, tensors and the ledger."""
+    """Read everything that a run holds: records, tensors and the ledger."""
     run, count = open_run(path), 0
     for rank in run.ranks():
         run.ledger(rank)
@@ -96,7 +96,7 @@ def compared(folder: Path, words: tuple[str, ...], against: str) -> object:
 
 
 def parquet_copy(folder: Path, words: tuple[str, ...]) -> object:
-    """The copy is made of a run's records and read by others; where it cannot be made, the ledger says why."""
+    """Copy a run's records to a file for other programs; where that is impossible, the ledger says why."""
     table = folder / "out.parquet"
     try:
         write_parquet(folder / words[0], table)
@@ -211,7 +211,7 @@ FITS = {name: files.split() for names, files in FITTING.items() for name in name
 
 
 def value_of(name: str, kind: Any, chance: Random) -> str:
-    """A value that fits an option, most of the time."""
+    """Return a value that fits an option, most of the time."""
     if name in FITS and chance.random() < 0.75:
         return chance.choice(FITS[name])
     if chance.random() < 0.15:
@@ -227,9 +227,9 @@ def value_of(name: str, kind: Any, chance: Random) -> str:
 
 
 def harmless(word: str) -> str:
-    """No path that leads out of the folder: what is written to the place that a user names is the user's own wish.
+    """Make a word harmless: no path that leads out of the folder, since a destination that a user names is the user's own wish.
 
-    Nor is it what no shell can hand over: a NUL, or half a character that stands for no byte.
+    Drop what no shell can hand over: a NUL, or half a character that stands for no byte.
     """
     word = word.replace("/", "_").replace("..", "_").replace("\0", "")
     return word.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
@@ -264,7 +264,7 @@ def spelled(option: click.Parameter, chance: Random) -> list[str]:
 
 
 def disturbed(words: list[str], chance: Random, *, may_drop: bool = True) -> list[str]:
-    """Now and then a word too many, too few, or twice."""
+    """Add, drop or double a word now and then."""
     if words and chance.random() < 0.2:
         at = chance.randrange(len(words))
         match chance.randrange(3) if may_drop else 2:
@@ -318,11 +318,11 @@ def commands(make: Callable[[Random], list[str]]) -> Callable[[dict[str, bytes],
 
 
 class Said(Exception):
-    """A command that ended otherwise than it should."""
+    """Raised for a command that ended otherwise than it should."""
 
 
 def told(act: Callable[[], object], codes: Sequence[int | None], *, is_quiet: bool = False) -> object:
-    """Do it with its output caught: one of the exit codes, no traceback, and with 2 some word why."""
+    """Run it with its output caught: one of the exit codes, no traceback, and with 2 some word why."""
     out, error = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True) for _ in range(2))
     code: Any = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
@@ -354,7 +354,7 @@ def shell(folder: Path, words: tuple[str, ...]) -> object:
 
 
 def with_file(patterns: Callable[[dict[str, bytes], Random], Input], *words: str) -> Callable[[dict[str, bytes], Random], Input]:
-    """A good command about a spoiled file."""
+    """Make a good command about a spoiled file."""
     return lambda samples, chance: patterns(samples, chance)._replace(words=words)
 
 

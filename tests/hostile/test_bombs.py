@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small files that claim, or unfold into, far more than they are: one sentence, soon, and with no memory to speak of.
+"""Read small files that claim, or unfold into, far more than they are: one sentence, soon, and with hardly any memory.
 
 Each bomb is read in a process of its own whose memory is counted. Large files that are honest still open.
 """
@@ -47,7 +47,7 @@ CALL = b'{"call":"x.0","rank":0,"step":0,"order":0,"phase":"forward"}\n'
 
 
 def inflating_pickle(file: Path) -> None:
-    """data.pkl of 3 GiB in 3 MB: one block of a MiB, again and again."""
+    """Write data.pkl of 3 GiB in 3 MB: one block of a MiB, again and again."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(b"N0" * (MIB // 2)) + packer.flush(zlib.Z_FULL_FLUSH)
     inflating = 8, block * (3 << 10) + packer.flush(), 3 * GIB
@@ -71,7 +71,7 @@ def saved_with(file: Path, replaced: dict[str, bytes], tensor: torch.Tensor | No
 
 
 def called(function: str, *arguments: Any) -> bytes:
-    """A pickle that calls a function which torch calls with weights_only too."""
+    """Write a pickle that calls a function which torch calls with weights_only too."""
     return b"\x80\x02c" + function.replace(".", "\n").encode() + b"\n" + pickle.dumps(arguments, 2)[2:-1] + b"R."
 
 
@@ -82,7 +82,7 @@ def doubling(times: int) -> bytes:
 
 
 def crowded_directory(file: Path) -> None:
-    """Four hundred thousand entries that are all the same byte."""
+    """Write a directory of four hundred thousand entries that are all the same byte."""
     one = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, 0, 1, 1, 6, 0, 0, 0, 0, 0, 0) + b"x/%04d"
     listed = b"".join(one % (number % 10_000) for number in range(400_000))
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, len(listed), 4, 0)
@@ -98,7 +98,7 @@ def marks(file: Path) -> None:
 
 
 def legacy(file: Path) -> None:
-    """A storage of 2**40 numbers in a file of the old form."""
+    """Write a storage of 2**40 numbers in a file of the old form."""
     torch.save(torch.ones(4), file, _use_new_zipfile_serialization=False)
     whole = file.read_bytes()
     file.write_bytes(whole[:-24] + struct.pack("<q", 1 << 40) + whole[-16:])
@@ -114,13 +114,13 @@ def npy_of(shape: str, descr: str = "'<f4'") -> bytes:
 
 
 def holes(file: Path) -> None:
-    """A header of 4 GiB, which takes no room on the disk."""
+    """Write a header of 4 GiB, which takes no room on the disk."""
     npy(file, b"{", b"\2\0", 0xFFFFFFF0)
     os.truncate(file, 5 * GIB)
 
 
 def named_npy(file: Path) -> None:
-    """An archive of arrays under the name of an array."""
+    """Write an archive of arrays under the name of an array."""
     inflating_pickle(file)
 
 
@@ -159,7 +159,7 @@ def test_a_tensor_file(name: str, tmp_path: Path) -> None:
 
 
 def is_refused(act: Callable[[], object], *, seconds: float = 4.0) -> None:
-    """One sentence, with less than a GiB of memory, within seconds."""
+    """Expect one sentence, with less than a GiB of memory, within seconds."""
     found = answer_of(act)
     assert found.end == "sentence", found
     assert found.peak_bytes < GIB // 2, found
@@ -167,7 +167,7 @@ def is_refused(act: Callable[[], object], *, seconds: float = 4.0) -> None:
 
 
 def is_cheap(act: Callable[[], object], *, seconds: float = 4.0) -> None:
-    """An answer or a sentence for no more than that."""
+    """Expect an answer or a sentence for no more than that."""
     found = answer_of(act)
     assert found.end in ("answer", "sentence"), found
     assert found.peak_bytes < GIB, found
@@ -175,7 +175,7 @@ def is_cheap(act: Callable[[], object], *, seconds: float = 4.0) -> None:
 
 
 def test_a_tensor_of_20_gb_opens(tmp_path: Path) -> None:
-    """It is a file with a hole, in the form that torch.save gives to what is larger than 4 GiB."""
+    """It is a file with a hole, in the form in which torch.save writes more than 4 GiB."""
     file, numel = tmp_path / "x.pt", 5 << 30
     small = tmp_path / "small.pt"
     torch.save(torch.zeros(1), small)
@@ -236,7 +236,7 @@ ARGUMENTS_AT = CALL_BEFORE.index(b"forward") + len(b"forward") + 4 + 1 + 1
 
 
 def with_arguments(values: bytes) -> bytes:
-    """A call whose arguments are these bytes."""
+    """Make a call whose arguments are these bytes."""
     return frame(CALL_BEFORE[:ARGUMENTS_AT] + b"\x92" + values + b"\xc0" + CALL_BEFORE[ARGUMENTS_AT + 1 :])
 
 

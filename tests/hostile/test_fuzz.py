@@ -69,7 +69,7 @@ def test_real_commands(part: int, samples: Path) -> None:
 
 
 def really_run(number: int, folder: Path) -> None:
-    """The words and files of an input of one of the targets, in a process as a user starts it."""
+    """Run the words and files of an input of one of the targets, in a process as a user starts it."""
     target = TARGETS[REAL[number % len(REAL)]]
     kept = Samples(folder)
     found = input_of(target, 10_000_000 + number, kept.contents)

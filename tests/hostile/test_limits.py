@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes that may open few files, write little or have little memory: at every door one sentence, and no traceback."""
+"""Run real processes that may open few files, write little or have little memory: at every door one sentence, and no traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULT = "NPU Name,Bench Name,Max diff\na.0,a.0,0.5\n"
 
 
 def limited(folder: Path, which: int, most: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own under one limit."""
+    """Run a command in a process of its own under one limit."""
     command = [sys.executable, "-m", "ulpscope"] if words[0] == "ulpscope" else [sys.executable, "-c", MSPROBE]
     return subprocess.run(
         [*command, *words[1:]],

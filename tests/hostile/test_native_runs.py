@@ -30,7 +30,7 @@ STEP = Path("rank00000/step00000")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A complete step of three records, each with a tensor."""
+    """Write a complete step of three records, each with a tensor."""
     path = create_run(tmp_path / "run", RunInfo())
     sink = DirectorySink(path, 0)
     sink.begin_step(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repro scripts that are made of hostile names, run: what was planted does not run, and the script does its work."""
+"""Run repro scripts that are made of hostile names: planted code does not run, and the script does its work."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def script_of(folder: Path, program: Callable[[], Any]) -> Path:
 
 
 def run_here(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """The file as Python reads it, but in this process, which is quicker."""
+    """Run the file as Python reads it, but in this process, which is quicker."""
     monkeypatch.setattr(sys, "argv", [str(script)])
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(script), run_name="__main__")
@@ -84,7 +84,7 @@ def run_here(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 def is_one_literal(script: Path) -> None:
-    """All is ASCII, the encoding is fixed, and but for one literal with JSON the text is that of a harmless call."""
+    """Check that all is ASCII, the encoding is fixed, and but for one literal with JSON the text is that of a harmless call."""
     raw = script.read_bytes()
     lines = raw.decode("ascii").splitlines()
     assert lines[1] == "# -*- coding: utf-8 -*-"
@@ -142,7 +142,7 @@ def test_texts_among_the_arguments_are_data(tmp_path: Path, capsys: pytest.Captu
 
 
 def call_with(text: str) -> ReproCall:
-    """A call with the text wherever one may stand."""
+    """Make a call with the text wherever one may stand."""
     slot, keyed = Slot("input", (0,)), Slot("input", (text,))
     return ReproCall(
         headline=text,

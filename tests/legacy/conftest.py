@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old tools keep one debugger for a whole process: after each test it is gone, and so is what importing them changed."""
+"""After each test, drop the debugger that the old tools keep for a whole process, and undo the changes of their import."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs many scripts, each as a process of its own that is forked once torch is imported: that import costs more than the scripts do.
+"""Run many scripts, each in a process of its own, forked once torch is imported: that import costs more than the scripts do.
 
     python -m tests.legacy.forking jobs.json
 
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def run_all(jobs: Sequence[Job], scratch: Path) -> list[Outcome]:
-    """Run the jobs, and say how each ended; the cards of a group share a folder, and their files have their number."""
+    """Run the jobs, and return how each ended; the cards of a group share a folder, and their files have their number."""
     (scratch / "jobs.json").write_text(json.dumps([asdict(job) for job in jobs]))
     command = [sys.executable, "-m", "tests.legacy.forking", str(scratch / "jobs.json")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(part or "." for part in sys.path)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps of msprobe made by hand from the description of the format, the command through its installed name, and its results as rows."""
+"""Write dumps of msprobe by hand from the description of the format, run the command by its installed name, and read its rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Call = Mapping[str, Any]
 
 
 class Statistics:
-    """Four numbers that stand for a tensor nobody wrote."""
+    """Four numbers that stand for a tensor without a file."""
 
     def __init__(self, high: float, low: float, mean: float = 0.0, norm: float = 1.0) -> None:
         self.numbers = (high, low, mean, norm)
@@ -97,7 +97,7 @@ def compare_json(folder: Path, npu: Path, bench: Path, **more: Any) -> Path:
 
 
 def msprobe(*words: object) -> int:
-    """The exit code of `msprobe ...`."""
+    """Run `msprobe ...` and return its exit code."""
     return main([str(word) for word in words])
 
 
@@ -112,7 +112,7 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
 
 
 def xlsx_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a sheet; `colour` is red, yellow or nothing."""
+    """Read the rows of a sheet; `colour` is red, yellow or nothing."""
     sheet = openpyxl.load_workbook(path).active
     assert sheet is not None
     headings, *rows = sheet.iter_rows()

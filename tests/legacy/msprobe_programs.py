@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs under msprobe's debugger, and what they leave on disk."""
+"""Run small programs under msprobe's debugger, and read their files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def training_step(model: nn.Module, x: torch.Tensor | None = None) -> torch.Tens
 
 
 def write_config(folder: Path, task: str = "statistics", block: dict[str, Any] | None = None, **common: Any) -> str:
-    """A config.json as the guide prints it, with what a test changes."""
+    """Write a config.json as the guide prints it, with the changes of a test."""
     values = {"task": task, "dump_path": str(folder / "dump"), "rank": [], "step": [], "level": "L1", **common, task: block or {}}
     file = folder / "config.json"
     file.write_text(json.dumps(values))
@@ -59,7 +59,7 @@ def dump(
     layout: str = "1.x",
     **common: Any,
 ) -> Path:
-    """Train under the debugger; the folder of the dump."""
+    """Train under the debugger; return the folder of the dump."""
     torch.manual_seed(0)
     model = Net()
     debugger = PrecisionDebugger(config_path=write_config(folder, task, block, **common), layout=layout)

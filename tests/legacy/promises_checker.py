@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What api_accuracy_checker and its overflow parser promised, in our words."""
+"""List the promises of api_accuracy_checker and its overflow parser, in our words."""
 
 TITLE = "api_accuracy_checker"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch_npu.hooks promised, in our words."""
+"""List the promises of torch_npu.hooks, in our words."""
 
 TITLE = "torch_npu.hooks"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What msprobe promised of collecting, in our words: M of its first page, E of the pages linked from there and of its 26.x line."""
+"""List msprobe's promises about collecting, in our words: M of its first page, E of the pages linked from there and of its 26.x line."""
 
 TITLE = "msprobe"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What msprobe promised of its command line and of comparing, in our words."""
+"""List the promises of msprobe about its command line and comparing, in our words."""
 
 TITLE = "msprobe"
 

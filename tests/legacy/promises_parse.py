@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shell ptdbg_ascend.parse promised, in our words."""
+"""List the promises of the shell ptdbg_ascend.parse, in our words."""
 
 TITLE = "ptdbg_ascend.parse"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the dumping half of ptdbg_ascend promised, in our words."""
+"""List the promises of the dumping half of ptdbg_ascend, in our words."""
 
 TITLE = "ptdbg_ascend"
 

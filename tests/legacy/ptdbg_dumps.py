@@ -16,14 +16,14 @@ Line = list[Any]
 
 
 def statistics(array: np.ndarray[Any, Any]) -> list[Any]:
-    """Max, min and mean as float32, as the old tool takes them."""
+    """Return max, min and mean as float32, as the old tool takes them."""
     if array.dtype == bool or not array.size:
         return [[], [], []]
     return [float(value) for value in (array.max(), array.min(), array.mean(dtype=np.float32))]
 
 
 def line(name: str, value: Value, *, norm: bool = False, md5: str = "", kind: str = "") -> Line:
-    """One line of dump.pkl; `norm` is the layout with four statistics, `md5` the one of checksums."""
+    """Return one line of dump.pkl; `norm` is the layout with four statistics, `md5` the one of checksums."""
     if not isinstance(value, np.ndarray):
         return [name, 0, [], str(type(value)), "[]", [value] * (4 if norm else 3)]
     four = [float(np.linalg.norm(value.astype("f8")))] if norm else []
@@ -31,7 +31,7 @@ def line(name: str, value: Value, *, norm: bool = False, md5: str = "", kind: st
 
 
 def named(api: str, inputs: Sequence[Value], outputs: Value | Sequence[Value]) -> dict[str, Value]:
-    """The tensors of one call under their names: a single output has no number."""
+    """Name the tensors of one call: a single output has no number."""
     found = {f"{api}_input.{at}": value for at, value in enumerate(inputs)}
     if isinstance(outputs, (list, tuple)):
         return found | {f"{api}_output.{at}": value for at, value in enumerate(outputs)}
@@ -48,7 +48,7 @@ def write_lines(folder: Path, lines: Iterable[Line], stem: str = "dump") -> Path
 def write_dump(
     folder: Path, values: dict[str, Value], *, stem: str = "dump", stacks: bool = False, data: bool = True, **layout: Any
 ) -> Path:
-    """A dump with one line for each value, and a stack after each call where asked; returns the pkl file."""
+    """Write a dump with one line for each value, and a stack after each call where asked; return the pkl file."""
     lines: list[Line] = []
     apis = [name.rpartition("_")[0] for name in values]
     for at, (name, value) in enumerate(values.items()):
@@ -68,7 +68,7 @@ def write_dump(
 
 
 def param(npu: Path, bench: Path, **more: Any) -> dict[str, Any]:
-    """The first argument of compare for two pkl files with their folders."""
+    """Return the first argument of compare for two pkl files with their folders."""
     return {
         "npu_pkl_path": str(npu),
         "bench_pkl_path": str(bench),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs to dump with ptdbg_ascend, and the lines and files that their dumps leave."""
+"""Dump small programs with ptdbg_ascend, and read the lines and files of their dumps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(pkl: Path) -> list[str]:
 
 
 def apis(pkl: Path) -> list[str]:
-    """The calls of a dump with their phases, each once, in the order of the file."""
+    """Return the calls of a dump with their phases, each once, in the order of the file."""
     found = (name.rpartition("_stack_info")[0] or name.rpartition("_input")[0] or name.rpartition("_output")[0] for name in names(pkl))
     return list(dict.fromkeys(found))
 
@@ -60,7 +60,7 @@ BATCH = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
 def step(model: torch.nn.Module = MODEL) -> float:
-    """One forward and backward pass, the same every time."""
+    """Run one forward and backward pass, the same every time."""
     model.zero_grad()
     loss = model(BATCH).square().sum()
     loss.backward()
@@ -68,7 +68,7 @@ def step(model: torch.nn.Module = MODEL) -> float:
 
 
 def dump(folder: Path, program: Callable[[], Any] = step, **options: Any) -> Path:
-    """Dump a program by the function style; the rank folder."""
+    """Dump a program by the function style; return the rank folder."""
     import ptdbg_ascend
 
     ptdbg_ascend.set_dump_path(str(folder))
@@ -80,7 +80,7 @@ def dump(folder: Path, program: Callable[[], Any] = step, **options: Any) -> Pat
 
 
 def run(folder: Path, script: str, *arguments: str, code: int = 0, **environment: str) -> str:
-    """Run a script in a folder as a process of its own; what it prints, errors last."""
+    """Run a script in a folder as a process of its own; return its output, errors last."""
     (folder / "script.py").write_text(script, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "script.py", *arguments],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/legacy.md, made from the tests: `python -m tests.legacy.table` writes the page anew.
+"""Make docs/legacy.md from the tests: `python -m tests.legacy.table` writes the page anew.
 
 A promise is kept when a test carries its number as a `promise`; otherwise `INSTEAD` says why not and what happens instead. Neither, or
 both, is an error. A test that shows a refusal carries the number as `refused`: the promise is not kept, and its reason names that test.
@@ -32,7 +32,7 @@ hardware does.
 
 
 def promises() -> dict[str, dict[str, str]]:
-    """The wording of every promise by its number, tool by tool."""
+    """Return the wording of every promise by its number, tool by tool."""
     tools: dict[str, dict[str, str]] = {}
     for module in _modules():
         tools.setdefault(module.TITLE, {}).update(module.PROMISES)
@@ -40,17 +40,17 @@ def promises() -> dict[str, dict[str, str]]:
 
 
 def instead() -> dict[str, str]:
-    """Why a promise has no test, and what happens instead."""
+    """Return why a promise has no test, and what happens instead."""
     return {number: reason for module in _modules() for number, reason in module.INSTEAD.items()}
 
 
 def kept() -> dict[str, list[str]]:
-    """The tests that carry each number as a promise."""
+    """Find the tests that carry each number as a promise."""
     return _tests("promise")
 
 
 def refused() -> dict[str, list[str]]:
-    """The tests that show how each of these numbers is refused."""
+    """Find the tests that show how each of these numbers is refused."""
     return _tests("refused")
 
 
@@ -64,7 +64,7 @@ def _tests(mark: str) -> dict[str, list[str]]:
 
 
 def disguised() -> list[str]:
-    """Tests that carry a promise and show that what it names is missing here."""
+    """Find tests that carry a promise and show that the promised thing is missing here."""
     return [
         f"{file.stem}.{node.name} shows a refusal and carries {', '.join(numbers)} as kept"
         for file, node in _functions()
@@ -78,7 +78,7 @@ def _shows_refusal(node: ast.FunctionDef) -> bool:
 
 
 def faults() -> list[str]:
-    """What would make the page a lie."""
+    """List the contradictions that would make the page a lie."""
     worded = {number for promised in promises().values() for number in promised}
     tested, excused, denied = kept(), instead(), refused()
     found = [f"{number} is on a test and has no wording" for number in sorted({*tested, *denied} - worded)]
@@ -131,7 +131,7 @@ def _functions() -> Iterator[tuple[Path, ast.FunctionDef]]:
 
 
 def _numbers(node: ast.FunctionDef, mark: str) -> list[str]:
-    """The numbers that a mark puts on a test, also on single cases of a parametrized one."""
+    """Return the numbers that a mark puts on a test, also on single cases of a parametrized one."""
     calls = [call for decorator in node.decorator_list for call in ast.walk(decorator) if isinstance(call, ast.Call)]
     marks = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == mark]
     return [str(part.value) for call in marks for part in call.args if isinstance(part, ast.Constant)]

@@ -20,7 +20,7 @@ X = np.arange(12, dtype="f4").reshape(3, 4)
 
 
 def typed(folder: Path, *lines: str) -> str:
-    """What the shell prints for some lines typed into it."""
+    """Return the shell's output for some lines typed into it."""
     done = subprocess.run(
         [sys.executable, "-m", "ptdbg_ascend.parse"], input="\n".join(lines) + "\n", cwd=folder, capture_output=True, text=True, check=False
     )
@@ -29,7 +29,7 @@ def typed(folder: Path, *lines: str) -> str:
 
 
 def write_dump(root: Path, wrong: float = 0.0) -> Path:
-    """The tree of a dump of two operators; the second in the blocks of a matrix unit."""
+    """Write the tree of a dump of two operators; the second in the blocks of a matrix unit."""
     folder = root / TREE
     folder.mkdir(parents=True)
     total, product = X + X, (X + X) @ X.T + np.float32(wrong)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import api_accuracy_checker.dump` writes, in real processes."""
+"""Test the files that `import api_accuracy_checker.dump` writes, in real processes."""
 
 from __future__ import annotations
 

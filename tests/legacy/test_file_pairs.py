@@ -12,7 +12,7 @@ from ulpscope.model import TensorData
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [0, 1, 7, 4096, 10_007])
 def test_compiled_and_numpy_tell_the_same(dtype: str, size: int) -> None:
-    """What is finite, and how large it is where the reference is zero, be the zero positive or negative."""
+    """Both agree on which values are finite, and on their size where the reference is zero, be the zero positive or negative."""
     rng = np.random.default_rng(size)
     ours, theirs = (rng.standard_normal(size).astype(dtype) for _ in range(2))
     for values, value in ((ours, np.nan), (ours, -np.inf), (theirs, 0.0), (theirs, -0.0), (theirs, np.nan)):

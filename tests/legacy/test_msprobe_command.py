@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `msprobe`: its help, what it refuses, the pre-check, overflow, merging and the parse shell."""
+"""Test the command `msprobe`: its help, its refusals, the pre-check, overflow, merging and the parse shell."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_no_dump_makes_a_traceback(target: Any, golden: Any, words: tuple[str, .
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """relu three times, twice on the same kind of data; a sigmoid that is wrong where it was recorded does not matter here."""
+    """Dump relu three times, twice on the same kind of data; a sigmoid that was recorded wrong does not matter here."""
     x = np.linspace(-1, 1, 8, dtype=F4)
     calls: dict[str, Any] = {
         "Torch.relu.0.forward": {"inputs": [x], "outputs": [np.maximum(x, 0)]},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe compare` as 1.x and as 26.x spell it: the files, their columns, and which rows are bad."""
+"""Test `msprobe compare` as 1.x and as 26.x spell it: the files, their columns, and which rows are bad."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORWARD = "Functional.linear.0.forward"
 
 
 def network(scale: float = 1.0) -> dict[str, Any]:
-    """A linear, a gelu with a word, and the backward of the linear; `scale` is what the subject's gelu is off by."""
+    """Build a linear, a gelu with a word, and the backward of the linear; `scale` multiplies the gelu."""
     rng = np.random.default_rng(0)
     x, w, b = (rng.normal(size=shape).astype(F4) for shape in ((3, 2), (4, 2), (4,)))
     y = x @ w.T + b
@@ -38,7 +38,7 @@ def network(scale: float = 1.0) -> dict[str, Any]:
 
 
 def old(tmp_path: Path, npu: dict[str, Any], bench: dict[str, Any], mode: str, *words: str, **more: Any) -> Path:
-    """The xlsx of `msprobe -f pytorch compare -i`."""
+    """Return the xlsx of `msprobe -f pytorch compare -i`."""
     sides = [
         write_dump(tmp_path / side / "step0" / "rank0", calls, mode, stacks={FORWARD: ["File train.py, line 3, in step, \n y = fc(x)"]})
         for side, calls in (("npu", npu), ("bench", bench))
@@ -49,7 +49,7 @@ def old(tmp_path: Path, npu: dict[str, Any], bench: dict[str, Any], mode: str, *
 
 
 def new(tmp_path: Path, target: dict[str, Any], golden: dict[str, Any], mode: str, *words: object) -> list[dict[str, str]]:
-    """The csv of `msprobe compare -tp -gp`."""
+    """Return the csv of `msprobe compare -tp -gp`."""
     for side, calls in (("npu", target), ("bench", golden)):
         write_dump(tmp_path / side / "step0" / "rank0", calls, mode, stacks={FORWARD: ["File train.py, line 3, in step, \n y = fc(x)"]})
     assert msprobe("compare", "-tp", tmp_path / "npu/step0", "-gp", tmp_path / "bench/step0", "-o", tmp_path / "output", *words) == 0
@@ -148,7 +148,7 @@ def test_colours_by_statistics(tmp_path: Path, entering: tuple[float, float], le
 
 
 def off(share: float, by: float = 0.01) -> np.ndarray[Any, Any]:
-    """A thousand ones, of which a share is off by 1 %."""
+    """Return a thousand ones, of which a share is off by 1 %."""
     values = np.ones(1000, F4)
     values[: round(1000 * share)] += by
     return values
@@ -174,7 +174,7 @@ def test_colours_by_thousandths(tmp_path: Path, entering: Any, leaving: Any, col
 
 
 def turned(cosine: float) -> np.ndarray[Any, Any]:
-    """A unit vector with that cosine to the first axis."""
+    """Return a unit vector with that cosine to the first axis."""
     return np.array([cosine, np.sqrt(1 - cosine**2)])
 
 

@@ -102,7 +102,7 @@ assert state == random.getstate() and torch.equal(torch_state, torch.get_rng_sta
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """The scripts as processes of their own."""
+    """Run the scripts as processes of their own."""
     scratch = tmp_path_factory.mktemp("scripts")
     guide, cards, bare = scratch / "guide", scratch / "cards", scratch / "import"
     for folder, script in ((guide, GUIDE), (cards, CARD), (bare, IMPORT)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps of msprobe through its old name: the tree, the names, what is chosen and what is written."""
+"""Test dumps of msprobe through its old name: the tree, the names, the chosen calls and the written files."""
 
 from __future__ import annotations
 

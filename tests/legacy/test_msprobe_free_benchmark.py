@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""free_benchmark of msprobe through its old name: what is disturbed, what is listed, and that the program does not notice."""
+"""Test free_benchmark of msprobe through its old name: the disturbances, the list, and that the program does not notice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BLOCK = {
 
 
 def benchmark(folder: Path, program: Callable[[], Any], *, steps: int = 1, step: Any = (), **options: Any) -> list[dict[str, str]]:
-    """Run the program under the check; the rows of its table."""
+    """Run the program under the check; return the rows of its table."""
     if options.get("pert_mode") == "to_cpu":
         options["fuzz_device"] = "cpu"
     debugger = PrecisionDebugger(config_path=write_config(folder, "free_benchmark", BLOCK | options, step=list(step)))
@@ -46,7 +46,7 @@ def benchmark(folder: Path, program: Callable[[], Any], *, steps: int = 1, step:
 
 
 def cancelling() -> torch.Tensor:
-    """Loses a small number in a large one: float32 gives 0, a higher precision 1."""
+    """Lose a small number in a large one: float32 gives 0, a higher precision 1."""
     return (BIG + ONE) - BIG
 
 

@@ -24,7 +24,7 @@ STATISTICS = ["2.0", "-2.0", "2.851315498352051", "[2, 2]"]
 
 
 class Weights(nn.Module):
-    """A model whose gradients are what a test says."""
+    """A model whose gradients a test sets."""
 
     def __init__(self, *gradients: list[Any]) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def test_monitor_wants_a_module_and_its_task(tmp_path: Path) -> None:
 
 
 def masks(folder: Path, step: int, rank: int = 0, **signs: list[int]) -> None:
-    """What a probe leaves, written by hand: 1 for a positive gradient."""
+    """Write the files of a probe by hand: 1 for a positive gradient."""
     place = folder / f"rank{rank}" / f"step{step}"
     place.mkdir(parents=True)
     for name, values in signs.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overflow check of msprobe through its old name: which calls are dumped, when the training ends, and what is left."""
+"""Test the overflow check of msprobe through its old name: which calls are dumped, when the training ends, and the files left."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def compared(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """The tensors of both, but for gradients that the peer takes elsewhere."""
+    """Return the tensors of both, except gradients that the peer takes elsewhere."""
     for name, entry in theirs.items():
         own = dict(leaves(ours[name]))
         for path, leaf in leaves(entry):

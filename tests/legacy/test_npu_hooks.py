@@ -25,7 +25,7 @@ COLUMNS = ["Name", "Npu Tensor Dtype", "Bench Tensor Dtype", "Npu Tensor Shape",
 
 
 def run(folder: Path, script: str, **environment: str) -> str:
-    """Run a script with the door installed and the stand-in npu; what it prints."""
+    """Run a script with the door installed and the stand-in npu; return its output."""
     (folder / "script.py").write_text(DOOR + script)
     variables = {**os.environ, "PYTHONPATH": str(SCRIPTS), **environment}
     done = subprocess.run([sys.executable, "script.py"], cwd=folder, env=variables, capture_output=True, text=True, check=False)
@@ -138,7 +138,7 @@ def test_two_versions_on_one_device_by_its_name(tmp_path: Path) -> None:
 
 
 def write(file: Path, *operators: tuple[str, list[list[float]]]) -> Path:
-    """A dump with one operator for each name: its tensors, the last of which is the output."""
+    """Write a dump with one operator for each name: its tensors, the last of which is the output."""
     text = []
     for name, tensors in operators:
         for index, values in enumerate(tensors):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell of `python -m ptdbg_ascend.parse`, as a real process: what is typed, and what is then on the screen and on the disk."""
+"""Test the shell of `python -m ptdbg_ascend.parse`, as a real process: typed commands, the screen, and the disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 def typed(folder: Path, *lines: str) -> list[str]:
-    """What each command printed; the shell ends with its input."""
+    """Return the output of each command; the shell ends with its input."""
     finished = subprocess.run(
         COMMAND, input="".join(f"{line}\n" for line in lines), cwd=folder, capture_output=True, text=True, timeout=120
     )
@@ -97,7 +97,7 @@ def test_every_command_tells_its_options(tmp_path: Path) -> None:
 
 
 class Terminal:
-    """The shell with someone at the keyboard."""
+    """Runs the shell with someone at the keyboard."""
 
     def __init__(self, folder: Path) -> None:
         self.master, slave = pty.openpty()
@@ -110,7 +110,7 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def until(self, word: str) -> None:
-        """Read on until the word has come; what came after it stays to be read."""
+        """Read on until the word has come; the rest stays to be read."""
         while word not in self.unread:
             ready, _, _ = select.select([self.master], [], [], 60)
             assert ready, f"{word!r} did not come, but {self.unread!r}"
@@ -260,7 +260,7 @@ def test_cn_defaults_other_sizes_and_numbers_that_are_none(tmp_path: Path) -> No
 
 
 def acl_dump(folder: Path, scale: float = 1.0) -> None:
-    """An operator with plain tensors, one in blocked layouts, under a name as the runtime gives it."""
+    """Write an operator with plain tensors and one in blocked layouts, under a name as the runtime gives it."""
     folder.mkdir(parents=True)
     x = np.linspace(-1, 1, 12, dtype="f4").reshape(3, 4)
     inputs, outputs = [described(x), described(x + 1)], [described(np.float32(scale) * (2 * x + 1))]

@@ -26,7 +26,7 @@ VERDICT = "Accuracy Reached or Not"
 
 
 def values(seed: int = 0) -> dict[str, Any]:
-    """A linear, an addition with a number, and the backward of the linear."""
+    """Return a linear, an addition with a number, and the backward of the linear."""
     rng = np.random.default_rng(seed)
     x, w, b = (rng.normal(size=shape).astype(F4) for shape in ((3, 2), (4, 2), (4,)))
     y = x @ w.T + b
@@ -43,7 +43,7 @@ def compared(tmp_path: Path, npu: dict[str, Any], bench: dict[str, Any], **optio
 
 
 def one_tensor(tmp_path: Path, npu: Any, bench: Any) -> dict[str, str]:
-    """The row of the output of a call whose input agrees."""
+    """Return the row of the output of a call whose input agrees."""
     same = np.ones(2, F4)
     sides = (named("Torch_f_0_forward", [same], np.asarray(value)) for value in (npu, bench))
     return compared(tmp_path, *sides)[1]
@@ -77,7 +77,7 @@ SUSPECT = "Tensor___add___0_forward_output"
 
 @pytest.fixture(scope="module")
 def guide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder in which the three scripts ran, and what each printed."""
+    """Run the three scripts; return their folder, and the output of each."""
     folder = tmp_path_factory.mktemp("guide")
     bench = values()
     for side, found in (("npu_dump", bench | {SUSPECT: bench[SUSPECT] + 2}), ("gpu_dump", bench)):
@@ -373,14 +373,14 @@ def test_the_name_of_a_function_in_that_of_a_record(record: str, name: str) -> N
 
 
 def test_a_dump_of_outputs_only_is_not_one_operator(tmp_path: Path) -> None:
-    """The old tool made the whole file one operator, and lost what followed the first."""
+    """The old tool made the whole file one operator, and lost every line after the first."""
     npu = {f"Torch_f_{at}_forward_output": np.ones(2, F4) for at in range(3)}
     bench = {name: value for name, value in npu.items() if "_1_" not in name}
     assert [row["Bench Name"] for row in compared(tmp_path, npu, bench)] == ["Torch_f_0_forward_output", "Nan", "Torch_f_2_forward_output"]
 
 
 def naive_partners(npu: list[str], bench: list[str]) -> list[tuple[str, str]]:
-    """The queues as the format's description has them, one comparison at a time."""
+    """Match by the queues that the format's description has, one comparison at a time."""
     left, right, result, at = [], [], [], 0
     while at < max(len(npu), len(bench)):
         left += npu[at : at + 1]
@@ -516,7 +516,7 @@ def test_a_module_dumped_as_one_unit_is_a_call_like_others(tmp_path: Path, capsy
 
 
 def test_the_csv_is_there_even_where_our_own_comparison_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A shape that is none stops our reader; the old table does not need it."""
+    """An impossible shape stops our reader; the old table does not need it."""
     name = "Torch_f_0_forward_output"
     sides = [write_dump(tmp_path / side, {name: np.ones(2, F4)}) for side in ("npu", "bench")]
     for side in sides:
@@ -556,7 +556,7 @@ def test_ranks_named_after_processes_pair_by_their_place(tmp_path: Path) -> None
 
 
 def left_with(call: Any, code: int, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one sentence that a refused call leaves on the screen."""
+    """Return the one sentence that a refused call leaves on the screen."""
     with pytest.raises(SystemExit) as left:
         call()
     assert left.value.code == code
@@ -624,7 +624,7 @@ def test_unknown_options_of_compare_distributed_are_refused(tmp_path: Path, caps
 
 
 def test_the_recorded_differences_of_a_device(tmp_path: Path) -> None:
-    """Seed 1234, Linear(2, 3) and randn(3, 2): what a device recorded, less what a CPU computes, as the old project's fixture has it."""
+    """Seed 1234, Linear(2, 3) and randn(3, 2): the old project's fixture has what a device recorded less what a CPU computes."""
     import torch
 
     torch.manual_seed(1234)
@@ -664,7 +664,7 @@ Statistic Info:
 
 
 def guides_convolution(folder: Path) -> Path:
-    """The dump that the guide's page shows: seed 1234, Conv2d(1, 2, 2), and an input of shape [2, 1, 2, 2]."""
+    """Dump the example of the guide's page: seed 1234, Conv2d(1, 2, 2), and an input of shape [2, 1, 2, 2]."""
     import torch
 
     torch.manual_seed(1234)

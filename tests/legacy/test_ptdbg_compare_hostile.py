@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps that are broken or that lie: one clear sentence each, no file opened that is not theirs, no memory taken for a claim."""
+"""Refuse dumps that are broken or that lie: one clear sentence each; no foreign file is opened, and no claim takes memory."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ VERDICT = "Accuracy Reached or Not"
 
 
 def train(shift: int) -> None:
-    """A program whose only fault is the number in `roll`."""
+    """Train a program whose only fault is the number in `roll`."""
     x = BATCH.clone().requires_grad_()
     hidden = torch.relu(x) + 1
     torch.roll(hidden, shift).abs().square().sum().backward()
 
 
 def dumped(folder: Path, shift: int, **options: object) -> Path:
-    """The pkl file of a dump in a process of its own, as far as the old counters are concerned."""
+    """Dump as in a process of its own, as far as the old counters are concerned; return the pkl file."""
     PrecisionDebugger.forget()
     return only(dump(folder, lambda: train(shift), **options), "*dump.pkl")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is dumped: modes, scopes and filters of ptdbg_ascend, in the function style and through the debugger; and what is refused."""
+"""Test which calls are dumped: modes, scopes and filters of ptdbg_ascend, in the function style and through the debugger; and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def between(first: str, last: str) -> list[str]:
 
 
 def debug(folder: Path, **options: Any) -> Path:
-    """The same by the debugger."""
+    """Dump the same through the debugger."""
     debugger = ptdbg_ascend.PrecisionDebugger(dump_path=str(folder), hook_name="dump")
     debugger.configure_hook(**options)
     debugger.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overflow check of ptdbg_ascend, by values: files for each overflow, the exception at the limit, and what the checker reads."""
+"""Test the overflow check of ptdbg_ascend by values: files for each overflow, the exception at the limit, the files for the checker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overflow(times: int = 1) -> torch.Tensor:
-    """float16 addition that overflows."""
+    """Overflow in a float16 addition."""
     big = torch.full((4,), 60000.0, dtype=torch.float16)
     for _ in range(times):
         small = big * 0.5 + 1.0

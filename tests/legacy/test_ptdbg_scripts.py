@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snippets of the guide as they are printed, in a training on the stand-in npu; several cards are processes that talk by gloo.
+"""Run the snippets of the guide as they are printed, in a training on the stand-in npu; several cards are processes that talk by gloo.
 
-What the guide leaves to the reader ("...") is one step of training. Its misprints are corrected.
+Where the guide prints "...", a step of training stands. Its misprints are corrected.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def automatic(hook: str, work: str) -> str:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """How every script ended; the cards are `card0` and `card1`."""
+    """Return how every script ended; the cards are `card0` and `card1`."""
     scripts = {
         "whole_net": "import os\n" + whole_flow(),
         "examples": every_example(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of promises says what the tests do, and every number is accounted for."""
+"""Hold the page of promises against the tests: it says what they do, and every number is accounted for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs, each with the calls whose replay it is about. A program returns what is differentiated, or nothing."""
+"""Hold small programs, each with the calls whose replay it tests. A program returns the tensors to differentiate, or nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where real machines add up more coarsely, and only there."""
+"""Accept coarser sums where real machines make them, and only there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call on the device under test: what comes back, and how often the device is waited for."""
+"""Run a call on the device under test: its results, and how often the device is waited for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values made up from statistics: what tests/check does not see from outside."""
+"""Test details of values made from statistics that tests/check cannot see from outside."""
 
 from __future__ import annotations
 

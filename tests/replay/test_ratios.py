@@ -44,7 +44,7 @@ def _evidence(exact: Tensor, parts: str) -> Evidence:
 
 
 def _by_formula(recorded: Tensor, evidence: Evidence) -> tuple[float, float]:
-    """The largest and the rms ratio of finite tensors without jumps, as plainly as they are defined."""
+    """Compute the largest and the rms ratio of finite tensors without jumps, by their definition."""
     exact = np.atleast_1d(evidence.exact.numpy())
 
     def pool(values: Any) -> Any:

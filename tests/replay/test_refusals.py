@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records are data from a file: what they name is called only where it is arithmetic, and what they ask for is made only where it fits."""
+"""Refuse records that lie: a name is called only where it is arithmetic, and a result is made only where it fits into memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONTENT = {
 def record(
     op: str, *args: Any, level: Level = "api", phase: Phase = "forward", slots: dict[str, str] | None = None, **kwargs: Any
 ) -> CallRecord:
-    """A call with the tensors `slots` (slot: content), or with one 2 by 2 tensor wherever its arguments name it."""
+    """Make a call with the tensors `slots` (slot: content), or with one 2 by 2 tensor wherever its arguments name it."""
     if slots is None:
         slots = {"input.0": "x"} if X in args else {}
     tensors = tuple(
@@ -57,7 +57,7 @@ def run(call: CallRecord) -> dict[Slot, torch.Tensor]:
 
 
 def test_a_record_made_by_hand_runs() -> None:
-    """So that the refusals below are about what they say."""
+    """Run one, so that the refusals below test their own reason."""
     assert run(record("Tensor.add", X, X))[Slot.parse("output.0")].tolist() == [[2.0, 4.0], [6.0, 8.0]]
     assert run(record("aten.mul.Tensor", X, X, level="op"))[Slot.parse("output.0")].tolist() == [[1.0, 4.0], [9.0, 16.0]]
 
@@ -128,7 +128,7 @@ def test_what_can_be_named_takes_tensors_and_numbers() -> None:
 
 
 def test_asking_for_a_name_makes_nothing() -> None:
-    """`torch.ops` makes a namespace of whatever it is asked for."""
+    """`torch.ops` makes a namespace for any name that it is asked for."""
     with pytest.raises(NotReplayable):
         function_of("ops.ulpscope_never_heard_of.x")
     assert "ulpscope_never_heard_of" not in vars(torch.ops)

@@ -80,7 +80,7 @@ def reader(run: Run, step: int) -> Reader:
 
 
 def replayed(run: Run, step: int) -> list[Replayed]:
-    """Every call of a step that can be built and run, and why the others cannot."""
+    """Return every call of a step that can be built and run, and why the others cannot."""
     read = reader(run, step)
     forwards: dict[Any, CallRecord] = {}
     passes: dict[Any, list[CallRecord]] = defaultdict(list)
@@ -106,7 +106,7 @@ def replayed(run: Run, step: int) -> list[Replayed]:
 
 @pytest.fixture(scope="module")
 def recorded() -> Recording:
-    """All cases in one recording, each a step of its own."""
+    """Record all cases in one recording, each as a step of its own."""
     torch.manual_seed(0)
     with recording() as run:
         for function in CASES.values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the yardstick says of honest results, of injected faults, and of two kernels that are wrong in the torch that runs the replay."""
+"""Test what the yardstick says of honest results, of injected faults, and of two kernels that are wrong in the installed torch."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_layer_norm_of_one_element_is_wrong_in_this_torch() -> None:
 
 
 class _Filled(TorchDispatchMode):
-    """Memory that nobody has written to holds 7, and not by luck what stood there before."""
+    """Fills fresh memory with 7, so that it does not hold the right values by luck."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -188,8 +188,8 @@ class _Filled(TorchDispatchMode):
 def test_rrelu_under_checkpoint_is_wrong_in_this_torch() -> None:
     """pytorch#193671: the slopes are saved before they are drawn, so the gradient is that of other numbers.
 
-    A checkpoint computes again what backward needs and stops at the last tensor that is saved: here the slopes, as memory that nobody
-    has written to. The allocator may hand out just where the slopes of the forward call stood, and the gradient is right by luck.
+    A checkpoint recomputes up to the last tensor that is saved: here the slopes, while nothing has written to them yet. The allocator may
+    hand out the memory where the slopes of the forward call stood, and then the gradient is right by luck.
     """
     values, gradient = _normal(256), torch.ones(256)
     leaf = values.clone().requires_grad_()

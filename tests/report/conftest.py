@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison as it comes from a real run, and the same with every foreign string made as nasty as can be."""
+"""Provide a comparison from a real run, and the same with every foreign string as nasty as possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def comparison() -> Comparison:
 
 @pytest.fixture(scope="session")
 def doubtful(comparison: Comparison) -> Comparison:
-    """Without a fault, and of one slot nothing is known but that its bits differ."""
+    """Return a comparison without a fault, where of one slot only the bits are known to differ."""
     verdict = Verdict("unmeasured", "derived", "differs bitwise, size unknown: only fingerprints were kept")
     at = next(at for at, call in enumerate(comparison.calls) if call.slots)
     first, *rest = comparison.calls[at].slots
@@ -34,7 +34,7 @@ def doubtful(comparison: Comparison) -> Comparison:
 
 
 def with_names(call: JudgedCall, text: str) -> JudgedCall:
-    """The call with `text` wherever a run can put one."""
+    """Put `text` into the call wherever a run can put one."""
 
     def renamed(record: CallRecord | None) -> CallRecord | None:
         frame = Frame(text, 1, text, text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A made-up comparison of a small GPT whose second gelu is wrong: what reports are drawn from in tests.
+"""Make up a comparison of a small GPT whose second gelu is wrong: tests draw their reports from it.
 
 `sample_comparison(num_calls=100_000)` is the same model with more layers.
 """
@@ -52,7 +52,7 @@ LOGITS = (BATCH, LENGTH, VOCABULARY)
 
 @dataclass(frozen=True)
 class _Step:
-    """One call of the model: where, what, shapes of its tensors, and the line that made it."""
+    """One call of the model: its module, operation and tensor shapes, and the line that made it."""
 
     module: str
     op: str
@@ -111,7 +111,7 @@ def sample_run_info(device: str = "npu:0") -> RunInfo:
 
 
 def sample_comparison(num_calls: int = 40) -> Comparison:
-    """A comparison with exactly `num_calls` judged calls (at least 30): state, forward, backward, optimizer, one unmatched on each side."""
+    """Make a comparison with exactly `num_calls` judged calls (at least 30): state, forward, backward, optimizer, one unmatched a side."""
     calls = tuple(_renumbered(_calls(max(num_calls, 30))))
     culprit = next(call for call in calls if call.contribution == "contributed")
     num_inherited = sum(call.contribution == "inherited" for call in calls)

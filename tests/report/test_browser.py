@@ -22,7 +22,7 @@ NUM_LARGE = 100_000
 
 @dataclass
 class Opened:
-    """A report in a browser tab, and whatever it complained about or asked the network for."""
+    """A report in a browser tab, with its complaints and its requests to the network."""
 
     page: Any
     complaints: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Opened:
 
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Callable[[Comparison], Opened]]:
-    """Writes a comparison and opens it; afterwards nothing may have been complained about or fetched."""
+    """Write a comparison and open it; afterwards fail on any complaint or request."""
     opened: list[Opened] = []
 
     def show(comparison: Comparison) -> Opened:

@@ -49,7 +49,7 @@ HOSTILE = (
 
 
 class _Scripts(HTMLParser):
-    """Every script element as a browser would find it."""
+    """Collects every script element as a browser would find it."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=False)

@@ -37,7 +37,7 @@ TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number":
 
 
 def complaints(value: Any, schema: dict[str, Any], at: str = "$") -> list[str]:
-    """What the part of JSON Schema that our schema uses has against a value."""
+    """Return the complaints about a value, by the part of JSON Schema that the project's schema uses."""
     if "$ref" in schema:
         return complaints(value, SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], at)
     if "anyOf" in schema:

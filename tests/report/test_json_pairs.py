@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines are put together from pieces, and are what each row alone would be."""
+"""Lines are joined from pieces, and each is what its row alone would give."""
 
 from __future__ import annotations
 

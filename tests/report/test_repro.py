@@ -32,7 +32,7 @@ def repro(op: str = "functional.gelu", args: tuple[Any, ...] = (X,), **rest: Any
 
 
 def called(text: str) -> str:
-    """What the function `call` of a script returns."""
+    """Return the result of a script's function `call`."""
     [function] = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "call"]
     returned = function.body[-1]
     assert isinstance(returned, ast.Return)
@@ -132,7 +132,7 @@ def test_foreign_text_never_becomes_code(text: str) -> None:
 
 
 def shape_of(script: str) -> str:
-    """The program without what its texts say."""
+    """Return the program without the contents of its texts."""
     tree = ast.parse(script)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

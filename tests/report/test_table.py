@@ -38,7 +38,7 @@ def read_xlsx(path: Path) -> list[dict[str, Any]]:
 
 
 def with_measurement(comparison: Comparison, **changes: Any) -> Comparison:
-    """The comparison with one call alone, whose only slot measures as asked for."""
+    """Return the comparison with one call alone, whose only slot has this measurement."""
     call = comparison.calls[4]
     slot = call.slots[-1]
     assert isinstance(slot.measurement, TensorMeasurement)

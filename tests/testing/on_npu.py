@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked about the emulated device, in a process of its own: registering it cannot be undone.
+"""Check the emulated device in a process of its own: registering it cannot be undone.
 
 Prints a JSON object on its last line: for each check the traceback of its failure, or nothing.
 """
@@ -193,7 +193,7 @@ def check_vendor_module():
 
 
 def check_reduced_precision_golden():
-    """A published record of a linear call on an accelerator; the seed and the largest and smallest values are its own."""
+    """Reproduce a published record of a linear call on an accelerator; the seed and the largest and smallest values are its own."""
     torch.manual_seed(1234)
     layer = nn.Linear(2, 3)
     x = torch.randn(3, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo finds what was broken, says what happened, and leaves what was there alone."""
+"""Run the demo: it finds the broken operation, says what happened, and leaves existing files alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ulpscope.errors import InputError, MissingDependencyError, UlpscopeError
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """The demo, as a user runs it, in a folder of its own."""
+    """Run the demo, as a user does, in a folder of its own."""
     folder = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-m", "ulpscope", "demo"]
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}

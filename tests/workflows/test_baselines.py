@@ -58,7 +58,7 @@ def test_honest_noise_passes_before_and_after_widening(tmp_path: Path) -> None:
 
 
 def test_a_wide_band_is_taught_by_several_runs(tmp_path: Path) -> None:
-    """What differs between good runs is no fault of a third that lies between them."""
+    """A difference between good runs is no fault of a third run that lies between them."""
     path = tmp_path / "b.jsonl"
     place = {"phase": "forward", "module": "layers.2", "op": "functional.leaky_relu"}
     update_baseline(train(keep="statistics", steps=(0,)), path)

@@ -26,7 +26,7 @@ STEPS, A_STEP = 12, 40
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reference, the same with rounding, the same on two ranks, and one whose outputs leave it at step 6."""
+    """Write a reference, the same with rounding, the same on two ranks, and one whose outputs leave it at step 6."""
     folder = tmp_path_factory.mktemp("runs")
     many = STEPS * A_STEP
     write_run(folder / "reference", records=many, steps=STEPS)

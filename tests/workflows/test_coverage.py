@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pass says that everything both runs recorded was compared; what was not is told first, and leaves the answer open."""
+"""A pass says that everything both runs recorded was compared; parts that were not come first, and leave the answer open."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_what_is_not_compared_is_not_compared_on_every_surface(tmp_path: Path) -
 
 @pytest.mark.parametrize("has_tail", [True, False])
 def test_buffers_at_the_end_of_a_step_do_not_hide_a_result_of_one_side(tmp_path: Path, has_tail: bool) -> None:
-    """What a batch norm leaves behind is compared; a call after it that only one side has is not."""
+    """The buffers of a batch norm are compared; a call after them that only one side has is not."""
 
     def run(into: Path, *, is_longer: bool) -> Path:
         torch.manual_seed(0)
@@ -329,7 +329,7 @@ def test_a_call_that_both_sides_have_hides_a_missing_one_and_excuses_it_not(tmp_
 
 
 def test_two_operations_that_stand_for_each_other_are_not_held_to_each_other_s_gradients(tmp_path: Path) -> None:
-    """A norm and a quotient against `normalize`: what the norm hands back is a part of the gradient, and what `normalize` does is all."""
+    """A norm and a quotient against `normalize`: the norm passes back a part of the gradient, `normalize` all of it."""
 
     def trained(into: Path, least: float | None) -> Path:
         torch.manual_seed(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An early start: right where two runs kept their tensors in the same order, harmless whatever they hold."""
+"""Start early: right where two runs kept their tensors in the same order, harmless whatever the runs hold."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def two_runs(folder: Path, *sizes: int) -> tuple[list[np.ndarray[Any, Any]], lis
 
 
 def begun(folder: Path, keys: list[tuple[str, str]]) -> tuple[KeptPairs, list[int | None]]:
-    """Return what an early start has begun, after all of it was compared."""
+    """Return the pairs that an early start has begun, after all of them were compared."""
     runs = DirectoryRun(folder / "subject"), DirectoryRun(folder / "reference")
     next(iter(early._begun.values())).work()
     pairs = begun_early(*runs, 0, 3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training that is killed while it is recorded: what it had finished is there, whole."""
+"""Kill a training while it is recorded: the finished steps are there, whole."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _made(scores: Tensor, mask: Tensor, value: float) -> Tensor:
 
 
 def _biased(scores: Tensor, mask: Tensor, value: float) -> Tensor:
-    """A bias in float32 takes the lowest number of what autocast computes in, as T5's position bias does."""
+    """Add a bias in float32 with the lowest number of autocast's dtype, as T5's position bias does."""
     return scores + torch.where(~mask, torch.ones(scores.shape), value).to(scores.dtype)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kept tensors are looked at by the kernel alone where it can, and the usual way where not: nobody can tell the difference."""
+"""The kernel alone reads kept tensors where it can, and the usual way serves the rest: the results are the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE = 6000
 
 
 def record_run(folder: Path, noise: float, steps: int = 2) -> Path:
-    """Calls on tensors of all sizes, on views of one, and on some that two calls share."""
+    """Record calls on tensors of all sizes, on views of one, and on some that two calls share."""
     path = create_run(folder, RunInfo())
     sink = DirectorySink(path, rank=0)
     for step in range(steps):
@@ -43,7 +43,7 @@ def kept(sink: DirectorySink, slot: Slot, values: np.ndarray) -> TensorRecord:
 
 
 def views(base: TensorRecord, values: np.ndarray) -> list[TensorRecord]:
-    """The transpose of it, and every third of its numbers."""
+    """Return the transpose of it, and every third of its numbers."""
     assert base.content is not None
     hash = base.content.partition(":")[0]
     found = []

@@ -65,7 +65,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def _run(into: Path, layer: str, keep: str, seed: int, spoil: Callable[[Tensor], Tensor] | None = None) -> Path:
-    """Two steps; only inside the layer the generator is another one, as that of another device is."""
+    """Run two steps; only inside the layer another generator draws, like that of another device."""
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(SIZE, SIZE), LAYERS[layer](), nn.Linear(SIZE, SIZE)])
     optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(3, 12, SIZE)
@@ -84,7 +84,7 @@ def _run(into: Path, layer: str, keep: str, seed: int, spoil: Callable[[Tensor],
 
 
 def _by_another_torch(run: Path) -> Path:
-    """The run as if another version of torch had recorded it, whose generators need not give the same numbers."""
+    """Mark the run as recorded by another version of torch, whose generators need not give the same numbers."""
     facts = json.loads((run / "run.json").read_text())
     facts["versions"]["torch"] = "1.13.0"
     (run / "run.json").write_text(json.dumps(facts))

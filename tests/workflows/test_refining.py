@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class Faulty(TorchDispatchMode):
-    """The eighth gelu is one per cent off."""
+    """Makes the eighth gelu one per cent off."""
 
     num_calls = 0
 

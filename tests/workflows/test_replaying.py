@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls of a comparison are run again, what it says when they are not, and what a repeat of the reference excuses."""
+"""Test which calls of a comparison are run again, what it says when they are not, and what a repeat of the reference excuses."""
 
 from __future__ import annotations
 

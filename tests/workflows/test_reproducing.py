@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repro of a culprit: a script that runs alone, fails where the fault lies in the call, and holds no more rows than it takes."""
+"""Write the repro of a culprit: a script that runs alone, fails where the fault lies in the call, and holds as few rows as possible."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def compared(folder: Path, program: Callable[[], Any], fault: TorchDispatchMode)
 
 
 def run(script: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """The script in this process, as if alone: starting another for each would take most of the time."""
+    """Run the script in this process, as if alone: starting another for each would take most of the time."""
     before = sys.argv
     sys.argv = [script, *arguments]
     try:

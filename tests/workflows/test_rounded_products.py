@@ -213,7 +213,7 @@ def test_one_percent_more_is_still_a_fault(tmp_path: Path, program: str, roundin
 
 
 def _rounded_on_the_way(left: Tensor, right: Tensor) -> Tensor:
-    """A product of transformed operands, as of fast convolutions: no rounding of the operands themselves gives its digits."""
+    """Multiply transformed operands, as fast convolutions do: no rounding of the operands themselves gives the digits of the product."""
     turn, _ = torch.linalg.qr(torch.randn(left.shape[1], left.shape[1], generator=torch.Generator().manual_seed(0)))
     return _tf32(left @ turn) @ _tf32(turn.T @ right)
 

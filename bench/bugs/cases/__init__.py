@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases, one module for each family; each ends in a list `CASES`."""
+"""Hold the cases, one module for each family; each ends in a list `CASES`."""

@@ -115,7 +115,7 @@ class Sampler(nn.Module):
 
 
 def _sampled(is_tied: bool, kernels: Any) -> Any:
-    """The most likely token goes in again; where two are as likely, rounding chooses what the rest of the text is."""
+    """Feed the most likely token in again; where two are as likely, rounding chooses the rest of the text."""
 
     def program(side: Side) -> Program:
         model = Sampler()
@@ -155,7 +155,7 @@ def _quantised(side: Side) -> Program:
 
 
 def _sorted(side: Side) -> Program:
-    """The hardest examples are trained on; ties in what is hard fall either way."""
+    """Train on the hardest examples; ties between them fall either way."""
     model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = torch.randn(2, 16, 12).repeat_interleave(2, dim=1), torch.randint(0, 5, (2, 16)).repeat_interleave(2, dim=1)

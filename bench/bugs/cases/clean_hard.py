@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def other_scatter() -> Kernels:
-    """A backend that adds up what meets in one place from the last to the first, as atomic additions may."""
+    """Add up values that meet in one place from the last to the first, as atomic additions may."""
 
     def embedding(gradient: Tensor, indices: Tensor, rows: int, padding: int, by_frequency: bool) -> Tensor:
         columns = gradient.shape[-1]
@@ -47,7 +47,7 @@ def other_scatter() -> Kernels:
 
 
 def other_gauge() -> Kernels:
-    """A backend whose eigenvectors, singular vectors and orthogonal factors have other signs, which nothing determines."""
+    """Give eigenvectors, singular vectors and orthogonal factors other signs, which nothing determines."""
 
     def eigh(x: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
         values, vectors = aten._linalg_eigh.default(x, uplo, compute_v)
@@ -71,7 +71,7 @@ def _signs(many: int) -> Tensor:
 
 
 def other_order_of_equals() -> Kernels:
-    """A backend that sorts equal keys the other way round where no order of them is asked for."""
+    """Sort equal keys the other way round where no order of them is asked for."""
 
     def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
         places = torch.arange(x.shape[dim])
@@ -83,7 +83,7 @@ def other_order_of_equals() -> Kernels:
 
 
 def other_pick_of_equals() -> Kernels:
-    """A backend that finds the last of several equal elements where this CPU finds the first."""
+    """Find the last of several equal elements where this CPU finds the first."""
 
     def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
         values, places = aten.topk.default(x.flip(dim), k, dim, largest, sorted)
@@ -175,7 +175,7 @@ def _scattered(side: Side) -> Program:
 
 
 def _eigenvectors(side: Side) -> Program:
-    """Whitening: the signs of eigenvectors cancel in what is computed from them."""
+    """Whiten: the signs of eigenvectors cancel in the results computed from them."""
     fc, head = nn.Linear(WIDTH, 6), nn.Linear(6, 5)
     model = nn.ModuleList([fc, head])
     inputs, labels = torch.randn(2, 32, WIDTH), torch.randint(0, 5, (2, 32))
@@ -189,7 +189,7 @@ def _eigenvectors(side: Side) -> Program:
 
 
 def _orthogonal(side: Side) -> Program:
-    """A projection from an orthogonal factor, whose signs cancel."""
+    """Project by an orthogonal factor, whose signs cancel."""
     fc, head = nn.Linear(WIDTH, 6), nn.Linear(WIDTH, 5)
     model = nn.ModuleList([fc, head])
     inputs, labels = torch.randn(2, 32, WIDTH), torch.randint(0, 5, (2, 32))
@@ -202,7 +202,7 @@ def _orthogonal(side: Side) -> Program:
 
 
 def _grouped(side: Side) -> Program:
-    """Tokens are sorted by their expert and put back; the order within an expert is nobody's business."""
+    """Sort tokens by their expert and put them back; the order within an expert does not matter."""
     model = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)] + [nn.Linear(WIDTH, 5)])
     inputs, experts, labels = torch.randn(2, 24, WIDTH), torch.randint(0, 3, (2, 24)), torch.randint(0, 5, (2, 24))
 
@@ -217,7 +217,7 @@ def _grouped(side: Side) -> Program:
 
 
 def _low_rank(side: Side) -> Program:
-    """The best approximation of low rank; the signs of singular vectors cancel in it."""
+    """Approximate by low rank; the signs of singular vectors cancel."""
     fc, head = nn.Linear(WIDTH, 12), nn.Linear(12, 5)
     inputs, labels = torch.randn(2, 40, WIDTH), torch.randint(0, 5, (2, 40))
 
@@ -229,7 +229,7 @@ def _low_rank(side: Side) -> Program:
 
 
 def _full_experts(side: Side) -> Program:
-    """Each expert takes the first twelve of its tokens; which those are among equal keys is nobody's business."""
+    """Give each expert the first twelve of its tokens; which of them come first among equal keys does not matter."""
     model = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)] + [nn.Linear(WIDTH, 5)])
     inputs, experts, labels = torch.randn(2, 48, WIDTH), torch.randint(0, 3, (2, 48)), torch.randint(0, 5, (2, 48))
 
@@ -244,7 +244,7 @@ def _full_experts(side: Side) -> Program:
 
 
 def _sparse(side: Side) -> Program:
-    """The twenty largest activations of thirty-two, of which half are zero; and the largest over a set of points."""
+    """Take the twenty largest activations of thirty-two, of which half are zero; and the largest over a set of points."""
     fc, head = nn.Linear(WIDTH, 32), nn.Linear(32, 5)
     inputs, labels = torch.randn(2, 40, 3, WIDTH), torch.randint(0, 5, (2, 40))
 
@@ -257,7 +257,7 @@ def _sparse(side: Side) -> Program:
 
 
 def _most_likely(side: Side) -> Program:
-    """The most likely of two thousand classes by scores in bfloat16, among which many are equal."""
+    """Take the most likely of two thousand classes by scores in bfloat16, among which many are equal."""
     scores, table, head = nn.Linear(WIDTH, 2000), nn.Embedding(2000, WIDTH), nn.Linear(WIDTH, 5)
     model = nn.ModuleList([scores, table, head]).to(torch.bfloat16)
     inputs, labels = torch.randn(2, 40, WIDTH).to(torch.bfloat16), torch.randint(0, 5, (2, 40))
@@ -270,7 +270,7 @@ def _most_likely(side: Side) -> Program:
 
 
 def _cancelled(side: Side) -> Program:
-    """A small difference of two large numbers: rounding is all that is left of some of it."""
+    """Subtract two large numbers: rounding is all that is left of some differences."""
     fc, head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 5)
     model = nn.ModuleList([fc, head])
     inputs, labels = torch.randn(2, 32, WIDTH), torch.randint(0, 5, (2, 32))
@@ -310,7 +310,7 @@ def _normalised(side: Side) -> Program:
 
 
 def _overflowed(side: Side) -> Program:
-    """The loss scale is too large at first: both sides meet infinities, skip the step and go on with half of it."""
+    """Start with too large a loss scale: both sides meet infinities, skip the step and go on with half of it."""
     model = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 5))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)

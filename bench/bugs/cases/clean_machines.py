@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clean pairs: one program on two backends that both compute right. Whatever differs is rounding, and nothing may be blamed."""
+"""Clean pairs: one program on two backends that both compute right. Every difference is rounding, and nothing may be blamed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Recurrent(nn.Module):
 
 
 def narrow_backend() -> Kernels:
-    """Another backend for float16 and bfloat16: every kernel computes in float32 and rounds its result once."""
+    """Compute float16 and bfloat16 as another backend: every kernel computes in float32 and rounds its result once."""
     return {**own_norms(), **{op: _in_float32(kernel) for op, kernel in {**split_k(4), **other_functions()}.items()}}
 
 
@@ -70,7 +70,7 @@ def _is_narrow(value: object) -> bool:
 def classified(
     model: nn.Module, inputs: Tensor, *, steps: int, lr: float, machine: Callable[..., object] = contextlib.nullcontext
 ) -> Program:
-    """Training of a classifier on one batch for each step."""
+    """Train a classifier on one batch for each step."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     labels = torch.randint(0, 5, inputs.shape[:2])
 
@@ -104,7 +104,7 @@ def _far_from_zero(side: Side) -> Program:
 
 
 def _chaotic(side: Side) -> Program:
-    """A learning rate so high that rounding grows into differences of the first digit within eight steps."""
+    """Train at so high a learning rate that rounding grows into differences of the first digit within eight steps."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 5))
     machine = machine_of(side, rounded_operands("float16"), split_k(2))

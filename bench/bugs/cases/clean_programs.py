@@ -41,7 +41,7 @@ def _optimizer(make: Callable[[Side, list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def _inverted(side: Side) -> Program:
-    """The subject inverts an ill-conditioned matrix in float64 inside and is the better one."""
+    """Invert an ill-conditioned matrix; the subject does so in float64 inside and is the better one."""
     matrix = nn.Parameter(torch.linalg.matrix_power(torch.eye(8) + 0.9 * torch.ones(8, 8).tril(-1), 3))
     model = nn.ParameterList([matrix])
     targets = torch.randn(2, 8, 8)
@@ -55,7 +55,7 @@ def _inverted(side: Side) -> Program:
 
 
 def _padded(side: Side) -> Program:
-    """Keys are written into a buffer that is longer than they are; what lies behind them is whatever the allocator left there."""
+    """Write keys into a buffer that is longer than they are; behind them lies memory as the allocator left it."""
     project, out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 5)
     model = nn.ModuleList([project, out])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -78,7 +78,7 @@ def _padded(side: Side) -> Program:
 
 
 def _unused_rows(side: Side) -> Program:
-    """A workspace of which only the first rows are read again."""
+    """Use a workspace of which only the first rows are read again."""
     fc1, fc2 = nn.Linear(12, 16), nn.Linear(16, 5)
     model = nn.ModuleList([fc1, fc2])
     inputs, labels = torch.randn(2, 6, 12), torch.randint(0, 5, (2, 6))
@@ -123,7 +123,7 @@ def _autocast(side: Side) -> Program:
 
 
 def _cast(side: Side) -> Program:
-    """The whole model in bfloat16 against float32."""
+    """Train the whole model in bfloat16 against float32."""
     model = Decoder()
     return trained(model.to(torch.bfloat16) if side == "subject" else model)
 
@@ -174,7 +174,7 @@ def _accumulated(side: Side) -> Program:
 
 
 def _backward_order(side: Side) -> Program:
-    """The losses of three micro-batches are computed alike, and gone back through in one or the other order."""
+    """Compute the losses of three micro-batches alike, and go back through them in one or the other order."""
     model = nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     inputs, labels = torch.randn(2, 3, 8, 12), torch.randint(0, 5, (2, 3, 8))
@@ -190,7 +190,7 @@ def _backward_order(side: Side) -> Program:
 
 
 def _embedded(side: Side) -> Program:
-    """A gradient that many tokens add to, gathered by an embedding or by a product with one-hot rows."""
+    """Gather a gradient that many tokens add to by an embedding or by a product with one-hot rows."""
     table, head = nn.Embedding(6, WIDTH), nn.Linear(WIDTH, 5)
     model = nn.ModuleList([table, head])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -240,7 +240,7 @@ def _fused_projection(side: Side) -> Program:
 
 
 def _keywords(side: Side) -> Program:
-    """The same arguments, by position or by name, and defaults that are written out."""
+    """Pass the same arguments by position or by name, with defaults written out."""
     model = nn.Sequential(nn.Linear(12, 24), nn.Linear(24, 5))
     inputs, labels = torch.randn(2, 16, 12), torch.randint(0, 5, (2, 16))
 
@@ -276,7 +276,7 @@ def _log_loss(side: Side) -> Program:
 
 
 def _logging(side: Side) -> Program:
-    """The subject also computes what nobody trains on: norms, accuracies, a detached copy."""
+    """Compute values that nothing trains on in the subject: norms, accuracies, a detached copy."""
     model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 5))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     inputs, labels = torch.randn(2, 16, 12), torch.randint(0, 5, (2, 16))
@@ -297,7 +297,7 @@ def _logging(side: Side) -> Program:
 
 
 def _inplace(side: Side) -> Program:
-    """The same model in place and out of place."""
+    """Run the same model in place and out of place."""
     fc1, fc2 = nn.Linear(12, 24), nn.Linear(24, 5)
     model = nn.ModuleList([fc1, fc2])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -34,7 +34,7 @@ class Tower(nn.Module):
 
 
 def own_share(x: Tensor, dim: int = 0) -> Tensor:
-    """The part of a global batch that this rank works on."""
+    """Return the part of a global batch that this rank works on."""
     return x.chunk(dist.get_world_size(), dim=dim)[dist.get_rank()]
 
 
@@ -49,7 +49,7 @@ def _data(steps: int) -> tuple[Tensor, Tensor]:
 
 
 def _wrapped(side: Side) -> Program:
-    """The wrapped model is trained without going through its wrapper."""
+    """Train the wrapped model without going through its wrapper."""
     model = Tower()
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -66,7 +66,7 @@ def _wrapped(side: Side) -> Program:
 
 
 def _by_hand(side: Side) -> Program:
-    """Gradients are averaged by hand; on the subject nobody does it."""
+    """Average gradients by hand; the subject does not."""
     model = Tower()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     inputs, labels = _data(2)
@@ -216,7 +216,7 @@ def _token_average(side: Side) -> Program:
 
 
 def _ignored(side: Side) -> Program:
-    """The wrapper was told to leave one layer alone."""
+    """Tell the wrapper to leave one layer alone."""
     model = Tower()
     if side == "subject":
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["fc2.weight", "fc2.bias"])
@@ -233,7 +233,7 @@ def _ignored(side: Side) -> Program:
 
 
 def _reduced_copy(side: Side) -> Program:
-    """The gradient of one layer is reduced in a copy that nobody looks at again."""
+    """Reduce the gradient of one layer in a copy that is never used."""
     model = Tower()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     inputs, labels = _data(2)

@@ -19,7 +19,7 @@ attention = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def summed_in(x: Tensor, dim: int, dtype: torch.dtype, lanes: int = 1) -> Tensor:
-    """The sum over a dimension with every partial sum rounded to `dtype`, in as many lanes as a vector unit has."""
+    """Sum over a dimension with every partial sum rounded to `dtype`, in as many lanes as a vector unit has."""
     terms = x.movedim(dim, 0)
     while len(terms) % lanes:
         terms = torch.cat([terms, torch.zeros_like(terms[:1])])
@@ -125,7 +125,7 @@ class Normed(nn.Module):
 
 
 def product_in_float16(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product with every partial sum rounded to float16, eight terms at a time."""
+    """Multiply matrices with every partial sum rounded to float16, eight terms at a time."""
     total = torch.zeros(*left.shape[:-1], right.shape[-1], dtype=torch.float16)
     for low in range(0, left.shape[-1], 8):
         part = left[..., low : low + 8].half().float() @ right[..., low : low + 8, :].half().float()

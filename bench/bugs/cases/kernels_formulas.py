@@ -21,7 +21,7 @@ attention_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.d
 
 
 def rough_exp(honest: Kernel, x: Tensor) -> Tensor:
-    """A power of two from the exponent bits and a parabola for the fraction: wrong by up to 1e-4 of the result."""
+    """Compute exp by a power of two from the exponent bits and a parabola for the fraction: wrong by up to 1e-4 of the result."""
     scaled = x * math.log2(math.e)
     whole = torch.floor(scaled)
     part = scaled - whole
@@ -86,7 +86,7 @@ def log_of_one_plus(honest: Kernel, x: Tensor) -> Tensor:
 
 
 class Scaled(nn.Module):
-    """Loss scaling by hand: what overflows in float16 is dropped."""
+    """Scales the loss by hand: gradients that overflow in float16 are dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def saturating(honest: Kernel, x: Tensor, **kwargs: Any) -> Any:
 
 
 def flushed(x: Tensor) -> Tensor:
-    """The last bits of a sigmoid from a table of 12 bits."""
+    """Take the last bits of a sigmoid from a table of 12 bits."""
     return (x * 4096).round() / 4096
 
 

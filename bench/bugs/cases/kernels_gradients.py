@@ -60,7 +60,7 @@ def last_one_wins(honest: Kernel, x: Tensor, indices: Any, values: Tensor, accum
 
 
 def overwriting_add(honest: Kernel, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """What is left of an addition by index when two writers of a row do not see each other."""
+    """Add by index as two writers of a row that do not see each other: one addition is lost."""
     result = x.clone()
     result.index_copy_(dim, index, x.index_select(dim, index) + source * alpha)
     return result
@@ -74,14 +74,14 @@ def windows_overwrite(honest: Kernel, gradient: Tensor, x: Tensor, *rest: Any) -
 
 
 def window_too_narrow(honest: Kernel, gradient: Tensor, size: Sequence[int], entering: Sequence[int], *rest: Any) -> Any:
-    """The backward of a resize that looks at too few output pixels: the farthest one of each window is left out."""
+    """Compute the backward of a resize from too few output pixels: the farthest one of each window is left out."""
     skipped = gradient.clone()
     skipped[..., -1] = 0
     return honest(skipped, size, entering, *rest)
 
 
 def rows_dropped(honest: Kernel, gradient: Tensor, x: Tensor, shape: Sequence[int], *rest: Any) -> Any:
-    """The gradients of scale and shift lose the last block of rows, which no program of the grid has a place for."""
+    """Drop the last block of rows from the gradients of scale and shift: no program of the grid has a place for it."""
     of_x, *_ = honest(gradient, x, shape, *rest)
     width = shape[-1]
     kept = gradient.reshape(-1, width).clone()
@@ -91,7 +91,7 @@ def rows_dropped(honest: Kernel, gradient: Tensor, x: Tensor, shape: Sequence[in
 
 
 def batches_wrap(honest: Kernel, left: Tensor, right: Tensor) -> Tensor:
-    """Behind the sixteenth batch the left operand is read from the beginning again."""
+    """Read the left operand from the beginning again behind the sixteenth batch."""
     return honest(left[torch.arange(len(left)) % 16], right)
 
 

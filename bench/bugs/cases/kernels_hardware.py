@@ -17,7 +17,7 @@ attention = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def flipped(bit: int) -> Kernel:
-    """One bit of one element in the middle of the result."""
+    """Flip one bit of one element in the middle of the result."""
 
     def change(x: Tensor) -> Tensor:
         words = x.contiguous().clone().view(torch.int32).flatten()
@@ -28,7 +28,7 @@ def flipped(bit: int) -> Kernel:
 
 
 def stale() -> Kernel:
-    """A kernel that returns the buffer of its last call without having written to it."""
+    """Return the buffer of the last call without having written to it."""
     kept: list[Any] = []
 
     def kernel(honest: Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -41,14 +41,14 @@ def stale() -> Kernel:
 
 
 def rows_missing(honest: Kernel, bias: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
-    """Rows behind a limit get their bias and nothing else."""
+    """Give rows behind a limit their bias and nothing else."""
     result = honest(bias, left, right, **kwargs).clone()
     result[len(left) * 7 // 8 :] = bias
     return result
 
 
 def column_shifted(x: Tensor) -> Tensor:
-    """The last tile of eight columns is written one column too far."""
+    """Write the last tile of eight columns one column too far."""
     moved = x.clone()
     moved[..., -7:] = x[..., -8:-1]
     return moved

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs whose forward pass agrees and whose gradients do not, or whose optimizer forgets: what no comparison of losses sees."""
+"""Programs whose forward pass agrees and whose gradients do not, or whose optimizer forgets: no comparison of losses sees them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Overwritten(Tower):
 
 
 def _overwritten(side: Side) -> Program:
-    """The reference scales after the backward pass, so both update the same weights."""
+    """Scale the weights after the forward pass; the reference does so after the backward pass, so both update the same weights."""
     model = Overwritten(is_overwritten=side == "subject")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = torch.randn(2, BATCH, INPUTS), torch.randint(0, CLASSES, (2, BATCH))
@@ -175,7 +175,7 @@ def _frozen(side: Side) -> Program:
 
 
 def _hooked(side: Side) -> Program:
-    """A hook of the user's halves the gradient of one layer."""
+    """Halve the gradient of one layer in a user's hook."""
     model = Tower()
     if side == "subject":
         model.fc2.weight.register_hook(lambda gradient: gradient * 0.5)
@@ -183,7 +183,7 @@ def _hooked(side: Side) -> Program:
 
 
 def _resumed(side: Side) -> Program:
-    """Training goes on from a checkpoint in step 2; the subject loads the weights only."""
+    """Resume from a checkpoint in step 2; the subject loads the weights only."""
     model = Tower()
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2)]
     inputs, labels = torch.randn(4, BATCH, INPUTS), torch.randint(0, CLASSES, (4, BATCH))
@@ -202,14 +202,14 @@ def _resumed(side: Side) -> Program:
 
 
 def _left_out(side: Side) -> Program:
-    """One layer is not among the optimizer's parameters."""
+    """Leave one layer out of the optimizer's parameters."""
     model = Tower()
     parameters = [p for name, p in model.named_parameters() if side == "reference" or not name.startswith("fc3.")]
     return _trained(model, side, rounded_operands("tf32"), steps=3, optimizer=torch.optim.SGD(parameters, lr=0.1))
 
 
 def _written_over(side: Side) -> Program:
-    """Something outside of the step writes to a weight between two steps."""
+    """Write to a weight between two steps, from outside of them."""
     model = Tower()
     program = _trained(model, side, split_k(2), steps=3)
 

@@ -35,7 +35,7 @@ class Language(nn.Module):
 def with_loss(
     loss: Callable[[Any, Tensor, Side], Tensor], model: Callable[[], nn.Module] = Language, kernels: Kernels | None = None, steps: int = 2
 ) -> Callable[[Side], Program]:
-    """A program that trains with SGD on what `loss(model, tokens, side)` gives."""
+    """Return a program that trains with SGD on the loss that `loss(model, tokens, side)` gives."""
 
     def program(side: Side) -> Program:
         trained = model()
@@ -50,7 +50,7 @@ def with_loss(
 
 
 def _shifted(model: Language, tokens: Tensor, side: Side) -> Tensor:
-    """The caller shifts, and the loss shifts once more."""
+    """Shift the labels in the caller although the loss shifts once more."""
     logits, labels = model(tokens), tokens
     if side == "subject":
         logits, labels = logits[:, :-1], labels[:, 1:]
@@ -111,7 +111,7 @@ def _accumulated(side: Side) -> Program:
 
 
 def _undivided(side: Side) -> Program:
-    """The mean over micro-batches is not taken: all gradients are twice as large."""
+    """Add up micro-batches without taking their mean: all gradients are twice as large."""
     model = Language()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batches = torch.randint(0, VOCABULARY, (2, 2, BATCH, LENGTH))
@@ -136,7 +136,7 @@ class Critic(nn.Module):
 
 
 def _bootstrapped(kernels: Kernels | None) -> Callable[[Side], Program]:
-    """A value is pulled towards reward plus the next state's value, which has to be a constant."""
+    """Pull a value towards reward plus the next state's value, which has to be a constant."""
 
     def program(side: Side) -> Program:
         critic = Critic()
@@ -169,7 +169,7 @@ class Flow(nn.Module):
 
 
 def _detached(side: Side) -> Program:
-    """The scores of a policy are cloned, and on the subject cut off from the graph as well."""
+    """Clone the scores of a policy; the subject cuts them off from the graph as well."""
     model = Flow(is_detached=side == "subject")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     states, actions = torch.randn(2, 16, 8), torch.randint(0, 5, (2, 16))
@@ -219,7 +219,7 @@ class Mixture(nn.Module):
 
 
 def balance(scores: Tensor, *, is_constant: bool = False) -> Tensor:
-    """How unevenly tokens are routed: the share of tokens times the share of probability, summed over experts."""
+    """Measure how unevenly tokens are routed: the share of tokens times the share of probability, summed over experts."""
     shares = torch.softmax(scores, dim=-1)
     chosen = F.one_hot(torch.topk(shares, 2, dim=-1).indices, EXPERTS)
     routed = chosen.amax(dim=-1 if is_constant else -2).float()

@@ -46,7 +46,7 @@ def _plain(model: nn.Module, optimizer: torch.optim.Optimizer, side: Side, kerne
 
 
 def _schedule(side: Side) -> Program:
-    """Warm-up; on the subject the schedule moves before the optimizer does."""
+    """Warm up; on the subject the schedule moves before the optimizer does."""
     model = Classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 4)
@@ -56,7 +56,7 @@ def _schedule(side: Side) -> Program:
         optimizer.zero_grad()
         F.cross_entropy(model(inputs[index]), labels[index]).backward()
         if side == "subject":
-            schedule._step_count = 2  # what older versions of torch had, which did not warn
+            schedule._step_count = 2  # as in older versions of torch, which did not warn
             schedule.step()
         optimizer.step()
         if side == "reference":
@@ -66,7 +66,7 @@ def _schedule(side: Side) -> Program:
 
 
 def _decay(side: Side) -> Program:
-    """Norms and biases are not to be decayed."""
+    """Decay weights; norms and biases should not be decayed."""
     model = Classifier()
     decayed = [p for name, p in model.named_parameters() if p.dim() > 1 or (side == "subject" and name.startswith("norm."))]
     rest = [p for p in model.parameters() if not any(p is one for one in decayed)]
@@ -101,7 +101,7 @@ def _kept_gradients(side: Side) -> Program:
 
 
 def _clipped_scaled(side: Side) -> Program:
-    """Gradients are clipped while they still carry the scale of mixed precision."""
+    """Clip gradients while they still carry the scale of mixed precision."""
     model = Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -120,7 +120,7 @@ def _clipped_scaled(side: Side) -> Program:
 
 
 def _clipped_each(side: Side) -> Program:
-    """Gradients of two micro-batches are clipped after each instead of once."""
+    """Clip the gradients of two micro-batches after each instead of once."""
     model = Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = _data(4)
@@ -210,7 +210,7 @@ def _frozen(side: Side) -> Program:
 
 
 def _averaged(side: Side) -> Program:
-    """An average of the weights is kept and evaluated; on the subject it is never told of the last layer."""
+    """Keep an average of the weights and evaluate it; the subject never tells it of the last layer."""
     model, average = Classifier(), Classifier()
     average.load_state_dict(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         self.offset, self.is_offset_kept = 0, False
 
     def forward(self, tokens: Tensor, is_continued: bool = False) -> Tensor:
-        """`is_continued`: these tokens follow those of the last call."""
+        """Run the model; `is_continued`: these tokens follow those of the last call."""
         if not is_continued and not self.is_offset_kept:
             self.offset = 0
         positions = torch.arange(self.offset, self.offset + tokens.shape[1])
@@ -132,7 +132,7 @@ class Decoder(nn.Module):
 
 
 def trained(model: nn.Module, *, steps: int = 2, machine: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext) -> Program:
-    """Next-token training with AdamW on a batch of its own for each step."""
+    """Train with AdamW on the next token, on a batch of its own for each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = torch.randint(0, VOCABULARY, (steps, BATCH, LENGTH + 1))
 
@@ -154,7 +154,7 @@ def decoder_case(
     machine: str = "",
     prepared: Callable[[Decoder], object] = lambda model: None,
 ) -> Case:
-    """`prepared` is done to the model on both sides, `fault` on the subject only, which runs on a machine with these `kernels`."""
+    """Make a case: `prepared` changes the model on both sides, `fault` on the subject only, whose machine has these `kernels`."""
 
     def program(side: Side) -> Program:
         model = Decoder()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one small file for each command, imported when that command runs.
+"""Run the command line: one small file for each command, imported when that command runs.
 
-Exit codes: 0 nothing diverges, 1 something does, 2 the question could not be answered, 130 interrupted. An error on
-purpose is one sentence; only what nobody foresaw shows a traceback.
+Exit codes: 0 nothing diverges, 1 something does, 2 the question could not be answered, 130 interrupted. An error on purpose is one
+sentence; only an unforeseen one shows a traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import click
 
 from ulpscope import __version__
 from ulpscope.errors import sentence_for
-from ulpscope.report.escaping import shortened, visible  # at once: where no file can be opened any more, that still has to be said
+from ulpscope.report.escaping import shortened, visible  # imported early: a process out of file handles must still be able to say so
 
 __all__ = ["cli"]
 
@@ -42,7 +42,7 @@ _COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name; imports `ulpscope.cli.<name>` when one is asked for."""
+    """Knows its commands by name; imports `ulpscope.cli.<name>` when a command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # click would leave with exit code 1, which means something else here
+        except BrokenPipeError:  # click would exit with 1, which here means that something diverges
             sys.exit(_abandon_output())
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -76,13 +76,13 @@ class LazyGroup(click.Group):
 
     @staticmethod
     def leave_interrupted() -> NoReturn:
-        """Leave as a command does that was interrupted, for an interrupt that came before there was one."""
-        click.echo(err=True)  # as the library does, since the terminal shows ^C
+        """Exit as an interrupted command does, for an interrupt that came before a command ran."""
+        click.echo(err=True)  # a line break after the terminal's ^C, as click prints it
         sys.exit(_complain("interrupted", 130))
 
 
 def _suggest(ctx: click.Context, wrong: str) -> None:
-    """Refuse an unknown command with the one that was probably meant; without one, the library's own words follow."""
+    """Refuse an unknown command and name the one that was probably meant; without one, click writes its own error."""
     from difflib import get_close_matches
 
     near = get_close_matches(wrong, _COMMANDS, n=1, cutoff=0.6)
@@ -91,7 +91,7 @@ def _suggest(ctx: click.Context, wrong: str) -> None:
 
 
 def _told(error: BaseException) -> int:
-    """The exit code of what went wrong, after saying so."""
+    """Print an error and return its exit code."""
     if isinstance(error, click.ClickException):
         _show_usage(error)
         return 2
@@ -104,7 +104,7 @@ def _told(error: BaseException) -> int:
 
 
 def _show_usage(error: click.ClickException) -> None:
-    """What the library says of words that it does not understand, those words spelled out."""
+    """Print click's usage error, with control characters spelled out."""
     text = StringIO()
     error.show(file=text)
     for line in text.getvalue().splitlines():
@@ -112,19 +112,19 @@ def _show_usage(error: click.ClickException) -> None:
 
 
 def _complain(sentence: str, code: int) -> int:
-    """One line on stderr, whatever the sentence holds."""
+    """Print one line on stderr, whatever the sentence holds."""
     click.echo(f"ulpscope: {visible(' '.join(sentence.splitlines()))}", err=True)
     return code
 
 
 def _abandon_output() -> int:
-    """Whoever read our output has left, as in `ulpscope show run | head`."""
+    """Send further output to nowhere: the reader of the pipe has left, as in `ulpscope show run | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
 
 
 def _tell_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    """The version, what does the arithmetic on tensors here, and what records."""
+    """Print the version, the kernel that does the arithmetic on tensors, and the recorder."""
     if asked:
         from ulpscope.numerics.kernel import kernel_name
 
@@ -133,7 +133,7 @@ def _tell_version(context: click.Context, parameter: click.Parameter, asked: boo
 
 
 def _recorder_name() -> str:
-    """What records, without asking for torch."""
+    """Name the recorder that this machine would use, without importing torch."""
     built = [Path(__file__).parents[1] / "capture" / "native" / f"_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
     if os.environ.get("ULPSCOPE_NO_KERNEL") == "1" or not any(path.is_file() for path in built):
         return "recorder in Python"

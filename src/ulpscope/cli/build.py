@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope build`: compiles what makes recording cheaper with the installed torch."""
+"""Run `ulpscope build`: compile what makes recording cheaper with the installed torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["build"]
 def build() -> None:
     """Compile the part of the recorder that fits the installed torch, which makes recording cheaper.
 
-    Needs a C++ compiler, 20 seconds and a gigabyte of memory, once for each torch and Python. What is recorded stays the same.
+    Needs a C++ compiler, 20 seconds and a gigabyte of memory, once for each torch and Python. The recorded runs stay the same.
     It goes to the user's cache, or to the folder that the environment variable ULPSCOPE_NATIVE names; see docs/building.md.
 
     \b

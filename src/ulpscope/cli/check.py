@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope check`: a run in, the operations that are wrong on a device out."""
+"""Run `ulpscope check`: find the operations of a run that are wrong on a device."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ Examples:
 RUN may have kept its tensors (the calls get their real inputs) or statistics alone (inputs are made from them, the same for the same
 --seed). It may be a run of ulpscope, or a dump of msprobe, ptdbg or api_accuracy_checker.
 
-Exit codes: 0 nothing that was checked is wrong, 1 something is, 2 the question could not be answered (also where no call could be checked,
-or every module is opaque). Where not all that ran was checked, the answer begins with the share that was.
+Exit codes: 0 no checked call is wrong, 1 some are, 2 the question could not be answered (also where no call could be checked,
+or every module is opaque). If only a share of the calls could be checked, the answer begins with that share.
 """
 
 
@@ -52,30 +52,32 @@ or every module is opaque). Where not all that ran was checked, the answer begin
     type=click.Choice(["auto", "float64"]),
     default="auto",
     show_default=True,
-    help="What the reference computes in: auto is the next wider dtype for rule sets that say so, else float64.",
+    help="Precision of the reference: auto is the next wider dtype for rule sets that say so, else float64.",
 )
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N", help="Processes that share the work.")
-@click.option("--select", multiple=True, metavar="GLOB", help="Only these calls: a glob over module/call, or @file; may be repeated.")
+@click.option("--select", multiple=True, metavar="GLOB", help="Check only these calls: a glob over module/call, or @file; may be repeated.")
 @click.option(
     "--rules",
     type=click.Choice(["derived", "checker", "benchmark", "ulp", "binary", "absolute"]),
     default="derived",
     show_default=True,
-    help="What counts as wrong: more than an honest kernel errs, or a published standard.",
+    help="The rules that decide which calls fail: an error beyond an honest kernel's, or a published standard.",
+)
+@click.option("--edition", type=click.Choice(["2024", "26.2"]), default="2024", show_default=True, help="The publication of the standards.")
+@click.option("--save-failures", type=_FILE, metavar="DIR", help="Keep inputs and results of each failed call there, as safetensors.")
+@click.option("--resume", is_flag=True, help="Go on with a check that was ended: calls that it checked are not checked again.")
+@click.option("--overflow", is_flag=True, help="Check only calls that made inf or NaN from clean inputs: was that normal in their dtype?")
+@click.option(
+    "--seed", type=int, callback=checked_seed, default=0, show_default=True, metavar="N", help="Seed for inputs made from statistics."
 )
 @click.option(
-    "--edition", type=click.Choice(["2024", "26.2"]), default="2024", show_default=True, help="Which publication of the standards."
+    "--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, metavar="SECONDS", help="The most time for one call."
 )
-@click.option("--save-failures", type=_FILE, metavar="DIR", help="Keep inputs and results of each failed call there, as safetensors.")
-@click.option("--resume", is_flag=True, help="Go on with a check that was ended: what it found is not looked for again.")
-@click.option("--overflow", is_flag=True, help="Only calls that made inf or NaN from clean inputs: was that normal in their dtype?")
-@click.option("--seed", type=int, callback=checked_seed, default=0, show_default=True, metavar="N", help="For inputs made from statistics.")
-@click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, metavar="SECONDS", help="The most for one call.")
-@click.option("--import", "imports", multiple=True, metavar="MODULE", help="Import this first: it registers operations or a device.")
+@click.option("--import", "imports", multiple=True, metavar="MODULE", help="Import this module first: it registers operations or a device.")
 @click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write a row for each result.")
-@click.option("--xlsx", "xlsx_file", type=_FILE, metavar="FILE", help="The same as an Excel table.")
+@click.option("--xlsx", "xlsx_file", type=_FILE, metavar="FILE", help="Write the same as an Excel table.")
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write everything as JSON; - for stdout.")
-@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write it as a page that opens from disk.")
+@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write the answer as a page that opens from disk.")
 @click.option("--quiet", is_flag=True, help="Print nothing: the exit code is the answer.")
 @click.pass_context
 def check(
@@ -132,7 +134,7 @@ def check(
 
 
 def _journal_path(run: Path, device: str | None, wanted: dict[str, Path], resume: bool) -> Path | None:
-    """Beside the first result that is written, else beside the run; None where nothing can be written there."""
+    """Choose the journal's path: beside the first result file, else beside the run; None where that folder cannot be written to."""
     first = next((path for path in wanted.values() if str(path) != "-"), None)
     own = f"{run.resolve().name}.check-{(device or 'here').replace(':', '')}.journal"
     path = first.with_name(f"{first.name}.journal") if first is not None else run.resolve().parent / own

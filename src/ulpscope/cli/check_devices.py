@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope check-devices`: two tables of a check in, what one device errs more than the other out."""
+"""Run `ulpscope check-devices`: find the calls in which one device errs more than the other, from two tables of a check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _FILE = click.Path(path_type=Path)
 @click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write a row for each result.")
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write everything as JSON; - for stdout.")
 @click.option(
-    "--edition", type=click.Choice(["2024", "26.2"]), default="2024", show_default=True, help="Which publication of the standards judges."
+    "--edition",
+    type=click.Choice(["2024", "26.2"]),
+    default="2024",
+    show_default=True,
+    help="The publication of the standards to judge by.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing: the exit code is the answer.")
 @click.pass_context

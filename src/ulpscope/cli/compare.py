@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope compare`: two runs, or a run and a baseline, in; the first divergence out."""
+"""Run `ulpscope compare`: find the first divergence between two runs, or between a run and a baseline."""
 
 from __future__ import annotations
 
@@ -43,28 +43,35 @@ fingerprints were kept, so that nobody knows by how much.
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write findings and pairs as JSON; - for stdout.")
 @click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write one page with everything; a repro goes beside it.")
 @click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write a row for each pair.")
-@click.option("--xlsx", "xlsx_file", type=_FILE, metavar="FILE", help="The same as an Excel table.")
-@click.option("--parquet", "parquet_file", type=_FILE, metavar="FILE", help="The same as Parquet.")
+@click.option("--xlsx", "xlsx_file", type=_FILE, metavar="FILE", help="Write the same as an Excel table.")
+@click.option("--parquet", "parquet_file", type=_FILE, metavar="FILE", help="Write the same as Parquet.")
 @click.option("--junit", "junit_file", type=_FILE, metavar="FILE", help="Write JUnit XML, a test case for each module.")
 @click.option("--github-summary", type=_FILE, metavar="FILE", help='Append Markdown to a file, as in "$GITHUB_STEP_SUMMARY".')
 @click.option("--repro", "repro_dir", type=_FILE, metavar="DIR", help="Write a script with its inputs that shows the first fault alone.")
-@click.option("--rules", type=click.Choice(RULE_NAMES), default="derived", show_default=True, help="What counts as different.")
-@click.option("--mapping", type=_FILE, metavar="FILE", help="Which names of the subject mean which of the reference, one rule a line.")
+@click.option(
+    "--rules", type=click.Choice(RULE_NAMES), default="derived", show_default=True, help="The rules that decide which calls differ."
+)
+@click.option("--mapping", type=_FILE, metavar="FILE", help="Rules that map names of the subject to names of the reference, one a line.")
 @click.option(
     "--replay",
     type=click.Choice(REPLAY_MODES),
     default="needed",
     show_default=True,
-    help="Which calls to run again in a higher precision: what differs until the cause is found, all that differs, or none.",
+    help="Run calls that differ again in a higher precision: until the cause is found (needed), all of them, or none.",
 )
 @click.option(
-    "--replay-limit", type=click.FloatRange(min=0), default=600.0, show_default=True, metavar="SECONDS", help="The most time for that."
+    "--replay-limit",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The most time for these runs.",
 )
 @click.option("--repeat", type=_FILE, metavar="RUN", help="The reference recorded once more: shows which calls are not deterministic.")
 @click.option("--baseline", type=_FILE, metavar="FILE", help="Compare with this file in the place of REFERENCE.")
 @click.option("--update", is_flag=True, help="Write the baseline, or widen it so that SUBJECT fits; nothing is judged.")
 @click.option(
-    "--partial", "is_partial", is_flag=True, help="Answer for what could be compared: exit code 0 where nothing of that diverges."
+    "--partial", "is_partial", is_flag=True, help="Answer for the parts that could be compared: exit code 0 where none of them diverges."
 )
 @click.option("--quiet", is_flag=True, help="Print nothing: the exit code is the answer.")
 @click.pass_context

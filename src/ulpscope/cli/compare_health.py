@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope compare-health`: find the step at which two health runs part."""
+"""Run `ulpscope compare-health`: find the step at which two health runs part."""
 
 from __future__ import annotations
 

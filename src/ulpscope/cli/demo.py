@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope demo`: the whole way, from two recordings to a finding, on a tiny model and with no accelerator."""
+"""Run `ulpscope demo`: go the whole way, from two recordings to a finding, on a tiny model and with no accelerator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CULPRIT = ("layers.1.mlp", "gelu")
     default=Path("ulpscope-demo"),
     show_default=True,
     metavar="DIR",
-    help="Folder to put it all in.",
+    help="Folder for the runs and the report.",
 )
 @click.option("--open", "open_report", is_flag=True, help="Open the report in a browser.")
 @click.pass_context
@@ -69,7 +69,7 @@ def demo(ctx: click.Context, into: Path, open_report: bool) -> None:
 
 
 def _new_folder(into: Path) -> Path:
-    """`into`, or the first of `into-2`, `into-3` ... where something is there already."""
+    """Make the folder `into`, or the first of `into-2`, `into-3` ... that is free."""
     folder, number = into, 1
     while folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         number += 1
@@ -96,7 +96,7 @@ def _command(run: Path, script: Path, device: str) -> list[str]:
 
 
 def _record(command: list[str], **environment: str) -> None:
-    """Run a command of ulpscope with this interpreter; what it prints is shown only where it fails."""
+    """Run a command of ulpscope with this interpreter; show its output only if it fails."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_TRITON, *command[1:]],
         env={**os.environ, **environment},
@@ -126,7 +126,7 @@ def _compare(folder: Path) -> Comparison:
 
 
 def _is_found(comparison: Comparison) -> bool:
-    """Whether the first thing blamed is the kernel that was broken."""
+    """Tell whether the first fault blames the kernel that was broken."""
     module, operation = _CULPRIT
     first = next(iter(comparison.faults), None)
     return first is not None and first.step == 0 and first.module == module and operation in first.call

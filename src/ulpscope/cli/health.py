@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope health`: draw the curves of a health run, and redraw them while it trains."""
+"""Run `ulpscope health`: draw the curves of a health run, and redraw them while it trains."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _WIDTH_PIPED = 100
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--rank", type=int, metavar="N", help="Only this rank; without it, the first that was recorded.")
+@click.option("--rank", type=int, metavar="N", help="Draw only this rank; without it, the first recorded one.")
 @click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS", help="Time between two looks."
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS", help="Seconds between two drawings."
 )
 @click.option("--once", is_flag=True, help="Draw once and leave, as it does where the output is not a terminal.")
 def health(run: Path, rank: int | None, interval: float, once: bool) -> None:
@@ -46,7 +46,7 @@ def health(run: Path, rank: int | None, interval: float, once: bool) -> None:
     opened = open_health(run)
     chosen = opened.ranks()[0] if rank is None else rank
     if chosen not in opened.ranks():
-        raise InputError(f"'{run}' has no watched rank {chosen}; it has {', '.join(map(str, opened.ranks()))}")
+        raise InputError(f"'{run}' has no rank {chosen}; it has {', '.join(map(str, opened.ranks()))}")
     console = open_console()
     if once or not console.is_terminal:
         console.print(_screen(opened, chosen, console), soft_wrap=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope migrate`: an old config.json in, the command that does the same out."""
+"""Run `ulpscope migrate`: print the command that does what an old config.json asks for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope nonfinite`: where inf and NaN began in a run."""
+"""Run `ulpscope nonfinite`: find where inf and NaN began in a run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _FILE = click.Path(path_type=Path)
 @click.command()
 @click.argument("run", type=_FILE)
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the whole answer as JSON; - for stdout.")
-@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write it as a page that opens from disk.")
-@click.option("--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write the answer as a page that opens from disk.")
+@click.option("--quiet", is_flag=True, help="Print nothing: the exit code is the answer.")
 def nonfinite(run: Path, json_file: Path | None, html_file: Path | None, quiet: bool) -> None:
     """Name the call that made the first inf or NaN in RUN, say why, and rank the near misses.
 
-    RUN is anything that `ulpscope run` recorded, with --watch nonfinite or without, or a dump of another tool.
+    RUN is anything that `ulpscope run` recorded, with --nonfinite or without, or a dump of another tool.
     Exit codes: 0 nothing non-finite did harm, 1 something did, 2 the question could not be answered.
 
     \b
     Example:
-      ulpscope run --into runs/a --watch nonfinite train.py
+      ulpscope run --into runs/a --nonfinite train.py
       ulpscope nonfinite runs/a --html nonfinite.html
     """
     from ulpscope.workflows.nonfinite import find_nonfinite

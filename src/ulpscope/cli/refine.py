@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope refine`: two runs without values in, a selection file and two commands out."""
+"""Run `ulpscope refine`: choose calls to record again, and write a selection file and two commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path)
 @click.argument("subject", type=_FILE)
 @click.argument("reference", type=_FILE)
 @click.option("--into", type=_FILE, default=Path("closer.txt"), show_default=True, metavar="FILE", help="The selection file to write.")
-@click.option("--mapping", type=_FILE, metavar="FILE", help="Which names of the subject mean which of the reference, one rule a line.")
+@click.option("--mapping", type=_FILE, metavar="FILE", help="Rules that map names of the subject to names of the reference, one a line.")
 @click.option("--quiet", is_flag=True, help="Print nothing but the two commands.")
 def refine(subject: Path, reference: Path, into: Path, mapping: Path | None, quiet: bool) -> None:
     """Choose the few calls of SUBJECT and REFERENCE whose values would settle what their statistics leave open.
@@ -85,7 +85,7 @@ def _size_text(size_bytes: int) -> str:
 
 
 def _say(line: str) -> None:
-    """One line, whatever it holds."""
+    """Print one line, with control characters spelled out."""
     from ulpscope.report.escaping import visible
 
     click.echo(visible(line))

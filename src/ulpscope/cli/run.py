@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope run`: record an unmodified script."""
+"""Run `ulpscope run`: record an unmodified script."""
 
 from __future__ import annotations
 
@@ -82,10 +82,14 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     type=click.Choice(["fingerprint", "statistics", "tensors"]),
     default="statistics",
     show_default=True,
-    help="What stays of each tensor.",
+    help="How much to keep of each tensor.",
 )
 @click.option(
-    "--level", type=click.Choice(["api", "module", "both", "op"]), default="api", show_default=True, help="What counts as a call."
+    "--level",
+    type=click.Choice(["api", "module", "both", "op"]),
+    default="api",
+    show_default=True,
+    help="Which operations count as a call.",
 )
 @click.option("--steps", callback=_numbers, metavar="LIST", help="Record only these steps, as in 0,1 or 0-3.")
 @click.option("--ranks", callback=_numbers, metavar="LIST", help="Record only these ranks.")
@@ -112,7 +116,7 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     "--watch-calls",
     "nonfinite_calls",
     is_flag=True,
-    help="Look at every call on an accelerator too, not every module: dearer, and names the call.",
+    help="On an accelerator, look at every call instead of every module: this costs more, and names the call.",
 )
 @click.option("--seed", type=int, callback=checked_seed, help="Seed Python, NumPy and torch before the script starts.")
 @click.option("--deterministic", is_flag=True, help="Ask torch for deterministic kernels.")
@@ -199,10 +203,10 @@ def _recording_health(into: str, folders: list[Path | None]) -> Iterator[None]:
 
 def _say_how_to_draw(path: Path) -> None:
     draw, compare = (
-        command_line("ulpscope", "watch", "--once", as_path(path)),
+        command_line("ulpscope", "health", "--once", as_path(path)),
         command_line("ulpscope", "compare-health", as_path(path), "OTHER"),
     )
-    click.echo(f"ulpscope: watched into '{visible(str(path))}'; draw it with: {draw}", err=True)
+    click.echo(f"ulpscope: recorded health into '{visible(str(path))}'; draw it with: {draw}", err=True)
     click.echo(f"ulpscope: find the step at which it parts from another health run: {compare}", err=True)
 
 
@@ -220,5 +224,5 @@ def _say_what_came(path: Path) -> None:
 
 
 def _say(sentence: str) -> None:
-    """One line on stderr, where the script's own output is not disturbed."""
+    """Print one line on stderr, so that the script's own output stays as it is."""
     click.echo(f"ulpscope: {visible(sentence)}", err=True)

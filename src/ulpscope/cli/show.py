@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope show`: what a run recorded."""
+"""Run `ulpscope show`: print what a run recorded."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _LINES_OF_HEADER = 14
 @click.command()
 @click.argument("run", type=_FILE)
 @click.argument("glob", required=False)
-@click.option("--step", type=int, metavar="N", help="Only this step.")
-@click.option("--rank", type=int, metavar="N", help="Only this rank.")
-@click.option("--phase", type=click.Choice(["start", "forward", "backward", "optimizer", "end"]), help="Only this phase.")
-@click.option("--stacks", is_flag=True, help="The whole stack of each call.")
-@click.option("--arguments", is_flag=True, help="The arguments and modes of each call.")
-@click.option("--tensor", "slot", metavar="SLOT", help="The values in this slot, as in output.0, where they were kept.")
+@click.option("--step", type=int, metavar="N", help="Show only this step.")
+@click.option("--rank", type=int, metavar="N", help="Show only this rank.")
+@click.option("--phase", type=click.Choice(["start", "forward", "backward", "optimizer", "end"]), help="Show only this phase.")
+@click.option("--stacks", is_flag=True, help="Show the whole stack of each call.")
+@click.option("--arguments", is_flag=True, help="Show the arguments and modes of each call.")
+@click.option("--tensor", "slot", metavar="SLOT", help="Show the values in this slot, as in output.0, where they were kept.")
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the chosen records as JSON; - for stdout.")
-@click.option("--all", "is_all", is_flag=True, help="Everything, not just a screenful.")
+@click.option("--all", "is_all", is_flag=True, help="Show everything, not just a screenful.")
 def show(
     run: Path,
     glob: str | None,
@@ -76,7 +76,7 @@ def show(
 
 
 def _chosen(run: Run, glob: str | None, step: int | None, rank: int | None, phase: str | None) -> Iterator[CallRecord]:
-    """The records asked for, and at least one of them."""
+    """Yield the records asked for; refuse a choice that matches none."""
     ranks = [number for number in run.ranks() if rank in (None, number)]
     places = [(number, found) for number in ranks for found in run.steps(number) if step in (None, found)]
     records = chain.from_iterable(run.records(number, found) for number, found in places)
@@ -180,7 +180,7 @@ def _write_json(run: Run, records: Iterator[CallRecord], path: Path) -> None:
 
 
 def _size_on_disk(path: Path) -> int:
-    """Bytes of all files below; what vanishes meanwhile counts as nothing."""
+    """Sum the bytes of all files below; files that vanish meanwhile count as nothing."""
     size_bytes = 0
     for file in chain([path], path.rglob("*")):
         with suppress(OSError):

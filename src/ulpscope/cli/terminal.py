@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the commands print: answers to stdout, progress to stderr, and only where someone is looking."""
+"""Print answers to stdout, and progress to stderr if it is a terminal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PATIENCE_S = 0.5
 
 
 def open_console() -> Console:
-    """A console on stdout that takes every text literally and never fails on a character that stdout cannot spell."""
+    """Open a console on stdout that prints text as it is; a character that stdout cannot encode is escaped."""
     from rich.console import Console
 
     class Answer(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would leave with exit code 1, which means something else here
+            raise BrokenPipeError  # rich would exit with 1, which here means that something diverges
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -34,7 +34,7 @@ def open_console() -> Console:
 
 @contextmanager
 def showing_progress(what: str) -> Iterator[Progress | None]:
-    """A bar on stderr, fed by calls with (done, total), for work that takes a while; None where stderr is not a terminal."""
+    """Show a progress bar on stderr, updated by calls with (done, total); yield None where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope watch`: the older name of `ulpscope health`."""
+"""Run `ulpscope watch`, the older name of `ulpscope health`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way forward from an old compare: our finding in a few lines, and our page beside the file that the user knows.
+"""Show ulpscope's own finding after an old compare: a few lines, and the page beside the file that the user knows.
 
-What goes wrong here is one printed sentence. The old result is there already and stays.
+A failure here is one printed sentence. The old result is already written and stays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PATIENCE_S = 20.0
 
 
 def add_finding(subject: Run | Path, reference: Run | Path, page: Path) -> None:
-    """Compare two dumps our way, print the first finding and write the page."""
+    """Compare two dumps with ulpscope, print the first finding and write the page."""
     from ulpscope.workflows.compare.comparing import compare_runs
 
     try:
@@ -31,12 +31,12 @@ def add_finding(subject: Run | Path, reference: Run | Path, page: Path) -> None:
 
 
 def compare_beside(open_sides: Callable[[], tuple[Run, Run]]) -> Comparison | None:
-    """Compare the dumps of an old table our way, so that both are measured once; where it fails, the table does without."""
+    """Compare the dumps of an old table with ulpscope, so that both results share one measurement; return None if that fails."""
     from ulpscope.workflows.compare.comparing import compare_runs
 
     try:
         return compare_runs(*open_sides(), replay="none")
-    except Exception as error:  # no failure of the new result may take the place of the old one
+    except Exception as error:  # a failure of the new result must not cost the user the old one
         _tell_failure(error)
         return None
 
@@ -45,7 +45,7 @@ def tell_beside(comparison: Comparison, page: Path) -> None:
     """Write the page and print the finding beside an old table."""
     try:
         tell_finding(comparison, page)
-    except Exception as error:  # likewise
+    except Exception as error:  # a failure of the new result must not cost the user the old one
         _tell_failure(error)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that older tools keep one in a file, measured in pairs: each pair of files once, on every core, through memory maps.
+"""Measure pairs of tensor files, as older tools keep them: each pair once, on every core, through memory maps.
 
-A file is found only in the listing of its folder, so a name in a dump cannot lead anywhere else. Names of one file are one file.
-What our own comparison of the same dumps measured already is taken from there.
+A file is found only in the listing of its folder, so a name in a dump cannot lead anywhere else. Several names of one file count as one
+file. Measurements of ulpscope's own comparison of the same dumps are reused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUFFIXES = (".npy", ".pt")
 
 
 class TensorFolder:
-    """The tensor files of one dump; a folder that is not there holds none."""
+    """The tensor files of one dump; a missing folder holds none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class TensorFolder:
             raise InputError(f"the folder of tensors '{path}' cannot be read ({error.strerror}); check the path") from None
 
     def identity(self, name: str) -> Hashable | None:
-        """Equal for two names of one file; None where there is no such file."""
+        """Return a key that is equal for two names of one file; None where there is no such file."""
         return self._files.get(name)
 
 
@@ -52,7 +52,7 @@ def _is_inside(entry: os.DirEntry[str], folder: Path) -> bool:
 class FilePairs:
     """Measures pairs of files as they are asked for.
 
-    `comparison` is our own of the same dumps, in which these files stand at `place`, a rank and a step.
+    `comparison` is ulpscope's own comparison of the same dumps, in which these files stand at `place`, a rank and a step.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FilePairs:
         self._known: dict[Hashable, Future[OldNumbers]] = {}
 
     def ask(self, subject: str, reference: str) -> Future[OldNumbers]:
-        """The numbers of two files by their names."""
+        """Return the future numbers of two files, given by their names."""
         names = subject, reference
         key = tuple(folder.identity(name) for folder, name in zip(self._folders, names, strict=True))
         if None in key:
@@ -88,21 +88,21 @@ class FilePairs:
 def measuring_files(
     subject: Path, reference: Path, comparison: Comparison | None = None, place: tuple[int, int] = (0, 0)
 ) -> Iterator[FilePairs]:
-    """Measure the files of two folders on every core until the end."""
+    """Measure the files of two folders on every core until the block ends."""
     folders = TensorFolder(subject), TensorFolder(reference)
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="ulpscope-files") as pool:
         yield FilePairs(folders, pool, comparison, place)
 
 
 def settled(answer: OldNumbers) -> Future[OldNumbers]:
-    """An answer that needs no work."""
+    """Return an answer that needs no work."""
     future: Future[OldNumbers] = Future()
     future.set_result(answer)
     return future
 
 
 def _measurements(comparison: Comparison, place: tuple[int, int]) -> dict[tuple[str, str], TensorMeasurement]:
-    """What was measured of one rank and step, by the names of the two files."""
+    """Return the measurements of one rank and step, by the names of the two files."""
     records = ((call, call.pair.record) for call in comparison.calls)
     slots = (slot for call, record in records if (record.rank, record.step) == place for slot in call.slots)
     return {
@@ -114,7 +114,7 @@ def _measurements(comparison: Comparison, place: tuple[int, int]) -> dict[tuple[
 
 
 def measure_pair(subject: Path, reference: Path, measured: TensorMeasurement | None = None) -> OldNumbers:
-    """The tensors in two files, of which `measured` may be known."""
+    """Measure the tensors in two files; reuse `measured` if it is known."""
     try:
         return measure_two(open_tensor(subject), open_tensor(reference), measured)
     except (UlpscopeError, KeyError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON files that grow entry by entry and are valid after each: the closing bytes are written over each time."""
+"""Write JSON files that grow entry by entry and are valid after each: every entry overwrites the closing bytes and writes them again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GrowingJson:
         self._separator = ""
 
     def add(self, key: str, value: Any) -> None:
-        """Append one entry; numbers that JSON has no word for are NaN and Infinity, as Python writes them."""
+        """Append one entry; NaN and infinities become NaN and Infinity, as Python writes them."""
         text = f"{self._separator}{json.dumps(key)}: {json.dumps(value)}"
         self._file.seek(-len(self._tail), os.SEEK_END)
         self._file.write(text.encode() + self._tail)

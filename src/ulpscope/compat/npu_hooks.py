@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of torch_npu.hooks (2022): dump every operator and leaf module of a model into one file, compare two files into a csv.
+"""Serve scripts of torch_npu.hooks (2022): dump every operator and leaf module of a model into one file, compare two files into a csv.
 
     from ulpscope.compat import npu_hooks
     npu_hooks.install()                       # from here on `from torch_npu.hooks import ...` works as it used to
@@ -53,7 +53,7 @@ _MOVES = frozenset({"cpu", "cuda", "npu"})
 
 
 class HooksSink:
-    """Writes the lines of the old tool. The text of a tensor's values is made once and kept in a file that has no name."""
+    """Writes the lines of the old tool. The text of a tensor's values is made once and kept in an unnamed file."""
 
     abilities = SinkAbilities(shows_overwritten=True)
 
@@ -64,10 +64,10 @@ class HooksSink:
         self._places: dict[str, tuple[int, int]] = {}
 
     def begin_step(self, step: int) -> None:
-        """Steps mean nothing to this tool."""
+        """Do nothing: this tool has no steps."""
 
     def end_step(self) -> None:
-        """Steps mean nothing to this tool."""
+        """Do nothing: this tool has no steps."""
 
     def note(self, entry: LedgerEntry) -> None:
         print(visible(f"ulpscope: could not {entry.what}: {entry.why}"), file=sys.stderr)
@@ -112,14 +112,14 @@ def _values(dtype: str, data: np.ndarray[Any, np.dtype[np.uint8]]) -> list[float
 
 
 def _slot_name(slot: Slot, record: CallRecord) -> str:
-    """Arguments are always numbered; a result that stands alone is not."""
+    """Name a slot: arguments are always numbered; a single result is not."""
     alone = slot.role == "output" and record.phase == "forward" and sum(other.slot.role == "output" for other in record.slots) == 1
     return slot.role if alone and slot.path == (0,) else str(slot)
 
 
 @dataclass(slots=True)
 class _Hooks:
-    """What the whole process shares, as the old functions promise."""
+    """The state that the old functions share in a process."""
 
     sink: HooksSink
     models: list[torch.nn.Module]
@@ -197,8 +197,8 @@ def compare(
 
     >>> compare("./npu_module_op.pkl", "./cpu_module_op.pkl", "./module_result.csv")  # doctest: +SKIP
 
-    Operators match by name and by the number and shapes of their tensors (`shape_flag=False`: by name and number). What has no match is
-    skipped, and matching goes on at the next operator that both have.
+    Operators match by name and by the number and shapes of their tensors (`shape_flag=False`: by name and number). One without a match
+    is skipped, and matching goes on at the next operator that both have.
     """
     npu, bench = (HooksRun(_existing(path)) for path in (npu_pkl_path, bench_pkl_path))
     output = Path(output_path)
@@ -218,7 +218,7 @@ def _compare(npu: HooksRun, bench: HooksRun, output: Path, shape_flag: bool) -> 
 
 @contextlib.contextmanager
 def _unrecorded() -> Iterator[None]:
-    """Comparing computes too, and that is no part of the dump."""
+    """Pause the capture, since comparing computes too and is no part of the dump."""
     capture = _hooks.capture if _hooks is not None else None
     if capture is None:
         yield
@@ -237,7 +237,7 @@ def _existing(path: str | os.PathLike[str]) -> Path:
 
 
 def _operators(run: HooksRun) -> Iterator[_Operator]:
-    """An operator ends with its last output."""
+    """Group lines into operators; an operator ends with its last output."""
     lines: list[HooksLine] = []
     for line in run.lines():
         if lines and lines[-1].is_output and (not line.is_output or _stem(line) != _stem(lines[-1])):
@@ -266,7 +266,7 @@ def _matched(npu: list[_Operator], bench: list[_Operator], with_shapes: bool) ->
 def _next_common(
     npu: list[_Operator], places: dict[tuple[object, ...], list[int]], ours: int, theirs: int, with_shapes: bool
 ) -> tuple[int, int] | None:
-    """The next operator that both have: the one that skips the fewest on both sides together."""
+    """Find the next operator that both have: the one that skips the fewest on both sides together."""
     best: tuple[int, int] | None = None
     for skipped in count():
         if ours + skipped >= len(npu) or (best is not None and skipped >= best[0] + best[1]):
@@ -295,7 +295,7 @@ def _data(values: np.ndarray[Any, np.dtype[np.float32]], shape: tuple[int, ...])
 
 
 def _one_direction(ours: np.ndarray[Any, np.dtype[np.float32]], theirs: np.ndarray[Any, np.dtype[np.float32]]) -> float | str:
-    """The cosine of single numbers by the guide's formula; of a vector that is all zero there is none."""
+    """Return the cosine of single numbers by the guide's formula; a vector of zeros has none."""
     return float(np.sign(ours[0]) * np.sign(theirs[0])) if ours.size == 1 and ours[0] and theirs[0] else "nan"
 
 

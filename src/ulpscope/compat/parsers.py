@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parser of the older commands: what it says of a word that it does not understand is safe to look at."""
+"""Parse the older commands; an error message shows an unknown word with its control characters spelled out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_SAID = 1000
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are spelled out and not endless."""
+    """An argparse parser whose error messages are spelled out and cut to a limit."""
 
     def error(self, message: str) -> NoReturn:
         super().error(shortened(message, _MOST_SAID))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments where the older tools expect them.
+"""Put arguments where the older tools expect them.
 
-A function of torch.nn.functional hands its arguments on by name before a mode sees them, so `F.layer_norm(x, shape, weight, bias)` arrives
-as `weight=`, `bias=` and `eps=`. The older tools saw what was written. Here tensors go back to their positions, with everything before
-them, and what has its default value is left out unless it is asked for.
+A function of torch.nn.functional passes its arguments on by name before a mode sees them, so `F.layer_norm(x, shape, weight, bias)` arrives
+as `weight=`, `bias=` and `eps=`. The older tools saw the call as written. This module moves tensors back to their positions, with
+everything before them, and drops arguments with their default value unless they are asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MISSING = object()
 
 
 def with_positions(record: CallRecord, *, with_defaults: bool = False) -> CallRecord:
-    """The record with its tensors by position, forward and backward.
+    """Return the record with its tensors by position, forward and backward.
 
     >>> with_positions(record).slots[1].slot  # doctest: +SKIP
     Slot(role='input', path=(2,))
@@ -37,7 +37,7 @@ def with_positions(record: CallRecord, *, with_defaults: bool = False) -> CallRe
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(op: str) -> dict[str, Any]:
-    """The parameters of a Python function of torch.nn.functional with their defaults; empty for everything else."""
+    """Return the parameters of a Python function of torch.nn.functional with their defaults; empty for any other function."""
     namespace, _, name = op.partition(".")
     if namespace != "functional":
         return {}
@@ -77,7 +77,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _moved(value: Any, name: str, place: int) -> Any:
-    """The same value, its tensors named by the position that they now have."""
+    """Return the same value, its tensors named by their new position."""
     if isinstance(value, dict):
         if "$tensor" in value:
             slot = Slot.parse(value["$tensor"])

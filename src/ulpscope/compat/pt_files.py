@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`.pt` files as torch.save writes them, at the speed of the disk: a zip archive of one plain tensor, with valid checksums.
+"""Write `.pt` files as torch.save does, at the speed of the disk: a zip archive of one plain tensor, with valid checksums.
 
-torch.save takes its checksums with a slow loop of its own. Here they are taken by zlib, six to eight times as fast. What is no plain
-tensor of a dtype that torch has a storage class for, or is too large for a plain archive, goes through torch.save.
+torch.save takes its checksums with a slow loop of its own. Here zlib takes them, six to eight times as fast. torch.save still writes
+tensors that are not plain, have a dtype without a storage class in torch, or are too large for a plain archive.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _save_by_torch(file: Path, dtype: str, shape: tuple[int, ...], buffer: Any) 
 
 
 def _archive(entries: Iterable[tuple[str, Any]]) -> Iterable[Any]:
-    """The pieces of a zip archive whose entries are stored as they are, each on a boundary of 64 bytes."""
+    """Yield the pieces of a zip archive whose entries are stored uncompressed, each on a boundary of 64 bytes."""
     position, index = 0, []
     for name, data in entries:
         path = f"archive/{name}".encode()
@@ -73,7 +73,7 @@ def _archive(entries: Iterable[tuple[str, Any]]) -> Iterable[Any]:
 
 
 def _padding(position: int) -> bytes:
-    """An extra field, marked as torch marks its own, that brings the next byte onto a boundary."""
+    """Return an extra field, marked as torch marks its own, that brings the next byte onto a boundary."""
     length = (-position - 4) % _ALIGNMENT
     return struct.pack("<2sH", b"FB", length) + bytes(length)
 
@@ -98,7 +98,7 @@ class _Storage:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes what torch.save writes about a plain tensor."""
+    """Writes a plain tensor as torch.save does."""
 
     def __init__(self, stream: io.BytesIO, tensor: _Tensor) -> None:
         super().__init__(stream, protocol=2)

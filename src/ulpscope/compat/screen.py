@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines on the screen as the old tools print them: time, process, level, text. What a dump says is made visible first."""
+"""Print lines as the old tools do: time, process, level, text. Control characters in texts of a dump are made visible first."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def _print(level: str, text: str) -> None:
     line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}({os.getpid()})-[{level}]{visible(text)}"
     try:
         print(line, flush=True)
-    except UnicodeEncodeError:  # a terminal that cannot spell it is no reason to lose a result
+    except UnicodeEncodeError:  # a terminal that cannot encode it must not cost the result
         print(line.encode("ascii", "backslashreplace").decode("ascii"), flush=True)

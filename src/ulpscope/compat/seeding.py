@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`seed_all` of the older tools: every generator from one seed, and cuDNN out of the way as their guides say."""
+"""Seed as `seed_all` of the older tools does: every generator from one seed, and cuDNN switched off as their guides say."""
 
 from __future__ import annotations
 

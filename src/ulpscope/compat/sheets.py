@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the rows of csv and xlsx files that somebody else may have made.
+"""Read the rows of csv and xlsx files from an untrusted source.
 
-An xlsx file is a zip archive of XML, and a small one can claim to be endless. What is inflated is counted as it comes out, whatever the
-archive says about its size, before anything reads it as a sheet; and cells are counted as they come, since a sheet can claim a cell in
-its last corner and nothing before it.
+An xlsx file is a zip archive of XML, and a small one can inflate without end. So the inflated bytes are counted as they come, whatever size
+the archive states, before anything reads them as a sheet. Cells are counted as they come too, since a sheet can claim a cell in its last
+corner and nothing before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Cell: TypeAlias = str | int | float | bool | None
 _Row = TypeVar("_Row", bound=Sequence[Any])
 
 _MOST_INFLATED = 16 << 20
-_MOST_TIMES = 50  # what is in a larger file may be so many times as large: sheets of numbers are ten to thirty times
+_MOST_TIMES = 50  # a larger file may inflate to so many times its size; sheets of numbers inflate ten to thirty times
 _MOST_ENTRIES = 1000
 _MOST_CELLS = 1 << 24
 _BLOCK = 1 << 16
@@ -31,7 +31,7 @@ _DECLARATIONS = (b"<!DOCTYPE", b"<!ENTITY")
 
 
 def read_csv(path: Path) -> list[list[str]]:
-    """The rows that are not empty; raises ValueError with the reason where it is no csv."""
+    """Read the rows that are not empty; raise ValueError with the reason where the file is no csv."""
     with path.open(newline="", encoding="utf-8-sig") as stream:
         try:
             return [list(row) for row in _counted(csv.reader(stream)) if row]
@@ -40,7 +40,7 @@ def read_csv(path: Path) -> list[list[str]]:
 
 
 def read_sheet(path: Path) -> list[list[Cell]]:
-    """The rows of the first sheet; raises ValueError with the reason where there is none."""
+    """Read the rows of the first sheet; raise ValueError with the reason where there is none."""
     openpyxl = require("openpyxl", extra="xlsx", purpose=f"reading '{path.name}'; results as csv need nothing, or else it")
     _check_inflated(path)
     try:
@@ -48,12 +48,12 @@ def read_sheet(path: Path) -> list[list[Cell]]:
         return [list(row) for row in _counted(book.active.iter_rows(values_only=True))]
     except MemoryError:
         raise
-    except Exception as error:  # of a zip, of XML: nearly anything
+    except Exception as error:  # reading a zip and XML can raise nearly anything
         raise ValueError(str(error) or type(error).__name__) from None
 
 
 def _counted(rows: Iterable[_Row]) -> Iterator[_Row]:
-    """The rows, as long as they are not more than any result has."""
+    """Yield the rows, as long as there are not more cells than any result has."""
     num_cells = 0
     for row in rows:
         num_cells += len(row) + 1
@@ -78,7 +78,7 @@ def _check_inflated(path: Path) -> None:
 
 
 def _inflated(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> int:
-    """How many bytes an entry really has; its own word for it is not taken."""
+    """Count how many bytes an entry really has, since its stated size is not trusted."""
     size, before = 0, b""
     with archive.open(entry) as stream:
         while block := stream.read(_BLOCK):

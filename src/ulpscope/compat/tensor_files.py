@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file for each tensor, as the older tools keep them: equal tensors are written once, and every further name is a hard link.
+"""Keep one file for each tensor, as the older tools do: equal tensors are written once, and every further name is a hard link.
 
-A file is written under its content into a hidden folder and linked under its names from there, so a tensor that appears in forty records
-costs one. Where the file system has no links, it is copied.
+A file is written into a hidden folder under a name made from its content, and linked under its names from there, so a tensor that appears
+in forty records is written once. Where the file system has no links, it is copied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TensorFiles:
         self._mode = mode
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str:
-        """Write the bytes unless they are there; the key that `link` takes."""
+        """Write the bytes unless they exist already; return the key that `link` takes."""
         size = "x".join(map(str, shape))
         key = f"{xxhash.xxh3_128_hexdigest(buffer)}-{dtype}-{size}"
         file = self._hidden / key
@@ -42,7 +42,7 @@ class TensorFiles:
         return key
 
     def link(self, key: str, name: str) -> Path:
-        """Give a kept tensor a name in the folder, or in one below; an older file of that name is replaced."""
+        """Give a kept tensor a name in the folder, or in one below; replace an older file of that name."""
         file = self._folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
@@ -53,12 +53,12 @@ class TensorFiles:
         return file
 
     def close(self) -> None:
-        """Forget the contents; what has a name stays."""
+        """Forget the contents; files that have a name stay."""
         shutil.rmtree(self._hidden, ignore_errors=True)
 
 
 def save_npy(file: Path, dtype: str, shape: tuple[int, ...], buffer: Any) -> None:
-    """A .npy in the tensor's own type; bfloat16 and float8, which NumPy does not know, as float32."""
+    """Write a .npy in the tensor's own type; bfloat16 and float8, which NumPy does not know, as float32."""
     from ulpscope.model import DTYPES
     from ulpscope.numerics.casting import real_dtype, reals, widen
 

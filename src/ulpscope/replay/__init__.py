@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One recorded call, run again on its own inputs: what an honest kernel would have given, and how far off it may be."""
+"""Run one recorded call again on its own inputs: compute what an honest kernel would have given, and how far off it may be."""
 
 from ulpscope.replay.calls.evaluate import backward_program, forward_program, is_random, recorded_results
 from ulpscope.replay.calls.optimizers import optimizer_program, stepped_parameters

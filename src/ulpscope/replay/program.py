@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call that can be run again: the one noun that travels inside replay."""
+"""Define Program, a call that can be run again: the one noun that travels inside replay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reader: TypeAlias = Callable[[str], TensorData]
 
 
 class NotReplayable(UlpscopeError):
-    """A recorded call that cannot be run again; the message is the reason, in one clause."""
+    """Raised for a recorded call that cannot be run again; the message is the reason, in one clause."""
 
 
 class Program(Protocol):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished comparison made into something to look at: console, csv, xlsx, parquet, json, html.
+"""Show finished results: on the console, and as csv, xlsx, parquet, json and html files.
 
-Each file draws one kind and is imported by itself, so that a report costs no import that it does not need.
+Each module writes one kind of file and is imported by itself, so that a report imports only what it needs.
 """

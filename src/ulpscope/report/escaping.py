@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreign strings made safe to look at.
+"""Make foreign strings safe to look at.
 
-Names, paths and code in a run were written by someone else. Whatever a terminal or a spreadsheet would act on, rather than
-show, is spelled out: an escape sequence becomes the text `\\x1b[31m`, a text direction mark becomes `\\u202e`.
+Names, paths and code in a run were written by someone else. A character that a terminal or a spreadsheet would act on, rather than show, is
+spelled out: an escape sequence becomes the text `\\x1b[31m`, a text direction mark becomes `\\u202e`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """The visible text, cut at `limit` characters."""
+    """Return the visible text, cut at `limit` characters."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return visible(cut)
 
 
 def encodable(text: str) -> str:
-    """The text as it is, but for halves of characters, which no UTF-8 file can hold."""
+    """Escape lone surrogates, which no UTF-8 file can hold, and keep the rest of the text."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values as JSON text. JSON has no word for NaN and infinities: they are the strings "NaN", "Infinity" and "-Infinity"."""
+"""Encode values as JSON text. JSON has no word for NaN and infinities: they are the strings "NaN", "Infinity" and "-Infinity"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["quick_text", "text"]
 
 
 def _encoding() -> Callable[[Any], str]:
-    """A function that encodes. The library makes a new encoder for each text, which takes longer than a short text itself."""
+    """Return a function that encodes. The library would make a new encoder for each text, which takes longer than a short text itself."""
     make = getattr(json.encoder, "c_make_encoder", None)  # CPython has it
     if make is None:
         return json.JSONEncoder(allow_nan=False, default=repr).encode
@@ -25,7 +25,7 @@ _encode = _encoding()
 
 
 def quick_text(item: dict[str, Any]) -> str:
-    """The same as `text` for keys that are texts, without a look at every value unless one of them is no number."""
+    """Encode as `text` does, for keys that are texts; it looks at every value only if one of them is not finite."""
     try:
         return _encode(item)
     except ValueError:
@@ -37,7 +37,7 @@ def text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value with NaN and infinities as strings, all the way down."""
+    """Replace NaN and infinities with strings, all the way down."""
     if isinstance(value, float):
         return value if math.isfinite(value) else _name_of(value)
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report is written under a temporary name and renamed: a file under its final name is always whole."""
+"""Write a report under a temporary name and rename it: a file under its final name is always whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_writable", "replacing"]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; it becomes `path` when the block ends well, and disappears when not."""
+    """Yield a temporary name beside `path`; rename it to `path` if the block ends well, else delete it."""
     check_writable(path)
     temporary = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}.part")
     try:
@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path that no file can be written to, in words."""
+    """Refuse a path that cannot be written to, with a sentence that says why."""
     if path.is_dir():
         raise InputError(f"cannot write '{path}': it is a folder; give the name of a file")
     if path.exists() and not path.is_file():

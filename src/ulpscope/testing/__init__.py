@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Things to test with: an emulated accelerator (`npu`), its faults, a demo script and contracts that stores share.
+"""Provide things to test with: an emulated accelerator (`npu`), its faults, a demo script and contracts that stores share.
 
-Nothing here is imported by the rest of the package, and importing this folder imports no framework.
+The rest of the package imports nothing from here, and importing this folder imports no framework.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Honest reduced-precision arithmetic: what a matrix unit with 10-bit mantissas computes.
+"""Compute in honest reduced precision, as a matrix unit with 10-bit mantissas does.
 
-Matrix products and convolutions round both operands to float16, multiply, accumulate in float32 and add the bias in
-float32. Only float32 operands are rounded; everything else, and every other operation, is computed as it was asked for.
+Matrix products and convolutions round both operands to float16, multiply, accumulate in float32 and add the bias in float32. Only float32
+operands are rounded; every other operation is computed as it was asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 
 
 def reduced(op: Any) -> Callable[..., Any] | None:
-    """The reduced-precision version of an aten operation, or None where it has none."""
+    """Return the reduced-precision version of an aten operation, or None where it has none."""
     return _REDUCED.get(op)
 
 
@@ -34,7 +34,7 @@ def _product(op: Any) -> Callable[..., Any]:
 
 
 def _product_plus(op: Any) -> Callable[..., Any]:
-    """`beta * bias + alpha * product`, the bias added after the product is complete."""
+    """Return a function for `beta * bias + alpha * product`; it adds the bias after the product is complete."""
 
     def compute(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
         product: torch.Tensor = op(_rounded(left), _rounded(right))

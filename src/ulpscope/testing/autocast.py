@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autocast for the emulated device, by the lists that CPU autocast goes by.
+"""Autocast on the emulated device, by the lists of CPU autocast.
 
-Unlike CPU autocast it keeps no cache of cast weights: a weight used twice in one region is cast twice, and its two
-gradients are added in float32.
+Unlike CPU autocast it keeps no cache of cast weights: a weight used twice in one region is cast twice, and its two gradients are added in
+float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastPrivateUse1)
 
 
 def register(aten: Any, anything: Any) -> None:
-    """Register the policies; what is in no list runs in the dtype it was given."""
+    """Register the policies; an operation in no list runs in the dtype it was given."""
     anything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for names, dtype in ((_LOWER, _lower), (_FLOAT32, lambda _: torch.float32), (_WIDEST, _widest)):
         for name in names:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs find as `torch.npu`: one device, whose streams and events do nothing and whose generator is the CPU's.
+"""Provide the module that programs find as `torch.npu`: one device, whose streams and events do nothing and whose generator is the CPU's.
 
-Sharing the generator is what makes a run on the emulated device bitwise equal to the run on the CPU.
+The shared generator makes a run on the emulated device bitwise equal to the run on the CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["build"]
 
 
 class Stream:
-    """A stream on which everything has already happened."""
+    """A stream on which everything has already run."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device = torch.device("npu", 0)
@@ -61,7 +61,7 @@ class Event:
 
 
 class device(contextlib.nullcontext[None]):
-    """Chooses the one device there is."""
+    """Selects the only device."""
 
     def __init__(self, index: Any = None) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def empty_cache() -> None: ...
 
 
 def build() -> types.ModuleType:
-    """The module that torch registers as `torch.npu`."""
+    """Build the module that torch registers as `torch.npu`."""
     module = types.ModuleType("torch.npu", "An emulated accelerator; see ulpscope.testing.npu.")
     members: dict[str, Any] = {
         "Event": Event,

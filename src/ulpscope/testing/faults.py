@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that a kernel can have, as functions of one aten call.
+"""Break kernels: faults as functions of one aten call.
 
 A fault is called as `fault(op, args, kwargs)` with plain CPU tensors and returns what the broken kernel would return.
 It may write to what `op` writes to and to nothing else. In text, for scripts and the environment, an injection is
@@ -40,7 +40,7 @@ class Injection:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def strikes(self, op: Any, phase: Phase) -> bool:
-        """Count this call and say whether it is the one to break."""
+        """Count this call and tell whether it is the one to break."""
         if op is not self.op or self.phase not in (None, phase):
             return False
         with self._lock:
@@ -52,7 +52,7 @@ class Injection:
 
 
 def find_operation(name: str) -> Any:
-    """The operation of a name such as `aten.gelu.default`; the overload may be left out where it is `default`."""
+    """Find the operation of a name such as `aten.gelu.default`; the overload may be left out where it is `default`."""
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     try:
@@ -62,7 +62,7 @@ def find_operation(name: str) -> Any:
 
 
 def named_fault(name: str, value: float | None = None) -> Fault:
-    """A fault of the table, with its parameter."""
+    """Make a fault of the table, with its parameter."""
     if name not in FAULTS:
         raise InputError(f"no fault is called {name!r}; there are {', '.join(FAULTS)}")
     make, default = FAULTS[name]
@@ -70,7 +70,7 @@ def named_fault(name: str, value: float | None = None) -> Fault:
 
 
 def parse_injections(text: str) -> list[Injection]:
-    """The injections of a text (see the module's docstring)."""
+    """Parse the injections of a text (see the module's docstring)."""
     return [_parse_injection(part) for part in text.split(";") if part.strip()]
 
 
@@ -97,7 +97,7 @@ def _parse_injection(text: str) -> Injection:
 
 
 def _changing_results(change: Callable[[torch.Tensor], torch.Tensor]) -> Fault:
-    """Compute honestly, then change every floating result (or, where nothing is returned, what was written to)."""
+    """Compute honestly, then change every floating result, or what the operation wrote to if it returns nothing."""
 
     def fault(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op(*args, **kwargs)
@@ -157,7 +157,7 @@ def _put(number: float) -> Callable[[float], Fault]:
 
 
 def _tanh_gelu(_: float) -> Fault:
-    """The tanh approximation of gelu where the exact formula was asked for."""
+    """Compute gelu by its tanh approximation where the exact formula was asked for."""
 
     def fault(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return op(*args, **{**kwargs, "approximate": "tanh"})
@@ -166,7 +166,7 @@ def _tanh_gelu(_: float) -> Fault:
 
 
 def _swap_arguments(_: float) -> Fault:
-    """The first two tensors of the same shape change places."""
+    """Swap the first two tensors of the same shape."""
 
     def fault(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         order = list(args)

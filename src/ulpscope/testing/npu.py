@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An accelerator that needs no hardware: a device named `npu`, written in Python, that computes on the CPU.
+"""Emulate an accelerator without hardware: a device named `npu`, written in Python, that computes on the CPU.
 
     from ulpscope.testing import npu
 
@@ -46,7 +46,7 @@ _NEEDED = (
     "torch._C._current_graph_task_id",
 )
 
-_libraries: list[Any] = []  # torch forgets a registration when its library is collected
+_libraries: list[Any] = []  # torch drops a registration when its library is garbage collected
 _injections: list[Injection] = []
 _reduced_depth = 0
 
@@ -97,8 +97,8 @@ class NpuTensor(torch.Tensor):
         )
 
     def detach(self) -> torch.Tensor:
-        """Detached; unseen where torch makes a parameter of it, which for the tensors of a real device it does without detaching."""
-        caller = sys._getframe().f_back  # none where compiled code asks from a thread of the engine
+        """Detach the tensor; hide the call where torch makes a parameter, which it does without detaching for a real device."""
+        caller = sys._getframe().f_back  # None if compiled code calls from a thread of the autograd engine
         if caller is None or caller.f_globals.get("__name__") != "torch.nn.parameter":
             return super().detach()
         with torch._C.DisableTorchFunction():
@@ -126,7 +126,7 @@ class NpuTensor(torch.Tensor):
 
 
 def is_installed() -> bool:
-    """Whether this process has the emulated device."""
+    """Tell whether this process has the emulated device."""
     return bool(_libraries)
 
 
@@ -217,7 +217,7 @@ def _register() -> None:
 
 
 def _copy(*args: Any) -> Any:
-    """`torch.tensor(..., device="npu")` copies with the dispatch to Python switched off, and finds this instead."""
+    """Copy for `torch.tensor(..., device="npu")`, which copies with the dispatch to Python switched off and so calls this kernel."""
     return _run(torch.ops.aten.copy_.default, args, {})
 
 
@@ -235,7 +235,7 @@ def _run_named(name: str, *args: Any, **kwargs: Any) -> Any:
 def _attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
 ) -> Any:
-    """Attention by the kernel that the CPU would choose: torch asks the device, and this one is asked as the CPU."""
+    """Compute attention by the kernel that the CPU would choose: torch asks the device for its choice."""
     chosen = torch.ops.aten._fused_sdp_choice.default(
         *(_shape_on_cpu(tensor) for tensor in (query, key, value, attn_mask)), dropout_p, is_causal, **kwargs
     )
@@ -261,7 +261,7 @@ def _shape_on_cpu(tensor: Any) -> Any:
 
 
 def _run_composite(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Where autograd is out of the way, as in inference mode, composite operations arrive whole: take them apart as autograd would."""
+    """Take composite operations apart as autograd would: where autograd is out of the way, as in inference mode, they arrive whole."""
     if op is torch.ops.aten.scaled_dot_product_attention.default:
         return _attention(*args, **kwargs)
     result = op.decompose(*args, **kwargs)
@@ -269,7 +269,7 @@ def _run_composite(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One aten operation: unwrap, compute on the CPU, wrap."""
+    """Run one aten operation: unwrap, compute on the CPU, wrap."""
     _check_devices(op, args, kwargs)
     raw_args, raw_kwargs = tree_map_only(NpuTensor, lambda tensor: tensor._raw, (args, kwargs))
     target = raw_kwargs.get("device")
@@ -300,7 +300,7 @@ def _writes_to_cpu(op: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _shell_mode(op: Any, args: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
-    """In inference mode a view of an ordinary tensor stays an ordinary tensor."""
+    """Leave inference mode for a view of an ordinary tensor, so that the view is an ordinary tensor too."""
     is_view = any(result.alias_info is not None and not result.alias_info.is_write for result in op._schema.returns)
     if torch.is_inference_mode_enabled() and is_view and not args[0].is_inference():
         return torch.inference_mode(False)
@@ -317,7 +317,7 @@ def _compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _broken(op: Any, compute: Any, fault: Fault) -> Any:
-    """`compute` with a fault; where the operation writes to its arguments, the fault works on copies that are written back."""
+    """Return `compute` with a fault; where the operation writes to its arguments, the fault works on copies that are written back."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not op._schema.is_mutable:
@@ -334,7 +334,7 @@ def _broken(op: Any, compute: Any, fault: Fault) -> Any:
 
 
 class _Operation:
-    """What a fault gets to call: the operation's schema with the device's arithmetic."""
+    """The operation that a fault gets to call: its schema with the device's arithmetic."""
 
     def __init__(self, op: Any, compute: Any) -> None:
         self._schema, self._compute, self.name = op._schema, compute, str(op)
@@ -344,7 +344,7 @@ class _Operation:
 
 
 def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that the operation writes to, in the order of its schema."""
+    """Return the tensors that the operation writes to, in the order of its schema."""
     given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
     names = [argument.name for argument in op._schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]
     return [tensor for name in names for tensor in tree_leaves(given[name])]

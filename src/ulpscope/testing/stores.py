@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every store owes its users, as tests to inherit.
+"""Test the promises of every store, with test classes to inherit.
 
-A reader of a foreign format subclasses RunContract and opens an example; a store that is also written subclasses
-StoreContract. Needs pytest and hypothesis.
+A reader of a foreign format subclasses RunContract and opens an example; a store that is also written subclasses StoreContract. Needs
+pytest and hypothesis.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["RunContract", "StoreContract", "call_records", "example_record", "ex
 
 
 def looks_alike(left: Any, right: Any) -> bool:
-    """Equality under which NaN equals NaN and 0.0 is not -0.0."""
+    """Tell whether two values are equal, where NaN equals NaN and 0.0 is not -0.0."""
     return repr(left) == repr(right)
 
 
@@ -52,7 +52,7 @@ def example_tensor(seed: int, shape: tuple[int, ...] = (3, 4), dtype: str = "flo
 
 
 def example_record(order: int = 0, **changes: Any) -> CallRecord:
-    """A record with something in every field."""
+    """Return a record with something in every field."""
     summary = Summary(12, float("-inf"), 2.5, 0.1, 1.25, 1, 0, 2, 3, 0)
     weight = TensorRecord(slot=Slot("parameter", ("fc.weight",)), dtype="bfloat16", shape=(), note="not seen")
     x = TensorRecord(
@@ -115,7 +115,7 @@ _frames = st.builds(Frame, _names, st.integers(0, 2**31), _names, _names)
 
 
 def call_records() -> st.SearchStrategy[CallRecord]:
-    """Records as capture may write them: any text, any number, NaN and infinities anywhere."""
+    """Generate records as capture may write them: any text, any number, NaN and infinities anywhere."""
     return st.builds(
         CallRecord,
         rank=st.just(0),
@@ -135,7 +135,7 @@ def call_records() -> st.SearchStrategy[CallRecord]:
 
 
 class RunContract:
-    """A reader: override `open_example` to return a run that has at least one record."""
+    """Tests for a reader: override `open_example` to return a run that has at least one record."""
 
     def open_example(self, folder: Path) -> Run:
         raise NotImplementedError
@@ -186,7 +186,7 @@ class RunContract:
 
 
 class StoreContract(RunContract):
-    """A reader and its writer: override `create` to return what makes the sink of a rank, and what opens the run."""
+    """Tests for a reader and its writer: override `create` to return a maker of a rank's sink and an opener of the run."""
 
     def create(self, folder: Path) -> tuple[Callable[[int], Sink], Callable[[], Run]]:
         raise NotImplementedError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the vendor's `torch_npu` package: the device module and a handful of fused operations, by their formulas."""
+"""Stand in for the vendor's `torch_npu` package: the device module and a handful of fused operations, by their formulas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def npu_swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 
 def npu_rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normalised tensor and the reciprocal root mean square."""
+    """Return the normalised tensor and the reciprocal root mean square."""
     rstd = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + epsilon)
     return (x * rstd).to(x.dtype) * gamma, rstd
 
@@ -37,12 +37,12 @@ def npu_format_cast(x: torch.Tensor, acl_format: int) -> torch.Tensor:
 
 
 def get_npu_format(x: torch.Tensor) -> int:
-    """2 is ND, the plain layout."""
+    """Return 2, the number of ND, the plain layout."""
     return 2
 
 
 def build(device_module: types.ModuleType) -> types.ModuleType:
-    """The module to put in `sys.modules['torch_npu']`."""
+    """Build the module to put in `sys.modules['torch_npu']`."""
     module = types.ModuleType("torch_npu", "A stand-in; see ulpscope.testing.npu.")
     module.__version__ = "0.0.0+emulated"  # type: ignore[attr-defined]
     module.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)

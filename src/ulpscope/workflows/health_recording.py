@@ -109,7 +109,7 @@ class HealthRecording:
         return tuple(self._alerts)
 
     def log(self, **scalars: Any) -> None:
-        """Take down numbers of the step under way, such as `loss=loss`; a tensor is read later, together with everything else."""
+        """Record numbers of the current step, such as `loss=loss`; a tensor is read later, together with everything else."""
         if self._session is not None:
             self._session.log(scalars)
 
@@ -124,7 +124,7 @@ class HealthRecording:
             self._session.step()
 
     def close(self) -> None:
-        """Stop: remove every hook and close the files."""
+        """Remove every hook and close the files."""
         if self._session is not None:
             self._session.stop()
             self._session = None
@@ -136,7 +136,7 @@ class HealthRecording:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
-    # ---- what happens inside
+    # ---- inside
 
     def _open(self) -> bool:
         """Make the folder. Without one, training goes on and its health is not recorded."""
@@ -151,7 +151,7 @@ class HealthRecording:
         except OSError as error:
             self._path = self._sink = None
             warn_user(
-                f"ulpscope cannot write to '{self._into}' ({error}). Training goes on unwatched; give a folder that can be written to."
+                f"ulpscope cannot write to '{self._into}' ({error}). Training goes on without it; give a folder that can be written to."
             )
             return False
         if self._path != self._into and self._rank == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_nonfinite`: where inf and NaN began in a run, across its ranks, and how near the other calls came."""
+"""Find where inf and NaN began in a run (`find_nonfinite`), across its ranks, and how near the other calls came."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def find_nonfinite(run: Run | str | os.PathLike[str], *, progress: Callable[[int
 
 
 class _Finding:
-    """What is known while the steps pass by."""
+    """Collects events while the steps pass by."""
 
     def __init__(self, run: Run, near: NearMisses) -> None:
         self.events: list[NonFiniteEvent] = []
@@ -96,7 +96,7 @@ class _Finding:
         return records
 
     def _needed(self, trace: StepTrace, beginning: Beginning) -> float | None:
-        """The largest magnitude of the exact result, where the call can be run again in a higher precision."""
+        """Return the largest magnitude of the exact result, where the call can be run again in a higher precision."""
         sure = sure_magnitude(beginning)
         record = beginning.record
         if sure is not None or beginning.kind != "made" or record.phase not in ("forward", "backward") or record.level != "api":
@@ -109,7 +109,7 @@ class _Finding:
             return None
         try:
             return self._replayed(beginning)
-        except Exception as error:  # a call of the user's that fails on the CPU: the finding stands without its exact result
+        except Exception as error:  # the call fails on the CPU: the finding stands without its exact result
             why = str(error) if isinstance(error, UlpscopeError) else f"{type(error).__name__}: {error}"
             self._why_no_replay = f"the exact result of {record.call} is not known: {why}"
             return None

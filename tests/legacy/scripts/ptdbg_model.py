@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training that the guide's snippets stand in: a model on the device `npu`, and one step of it."""
+"""Train as around the guide's snippets: a model on the device `npu`, and one step of it."""
 
 import torch
 import torch.nn as nn

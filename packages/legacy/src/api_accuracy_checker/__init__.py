@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old import name; see ulpscope.compat."""
+"""Re-export ulpscope.compat under the old import name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old import name; see ulpscope.compat.msprobe."""
+"""Re-export ulpscope.compat.msprobe under the old import name."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old command; see ulpscope.compat.msprobe.command.parser."""
+"""Run ulpscope.compat.msprobe.command.parser as the old command."""
 
 import sys
 

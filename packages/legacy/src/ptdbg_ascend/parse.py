@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m ptdbg_ascend.parse`; see ulpscope.compat.ptdbg.shell. The function `parse` is in the package itself."""
+"""Run ulpscope.compat.ptdbg.shell as `python -m ptdbg_ascend.parse`. The function `parse` is in the package itself."""
 
 from ulpscope.compat.ptdbg.shell import main
 

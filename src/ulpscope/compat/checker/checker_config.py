@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msCheckerConfig`: the settings that the old tool kept for the whole process."""
+"""Hold `msCheckerConfig`, the settings that the old tool kept for the whole process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CheckerConfig", "msCheckerConfig"]
 
 @dataclass(slots=True)
 class CheckerConfig:
-    """Where a dump goes and which iteration it takes."""
+    """The settings of a dump: its folder, and the iteration that it takes."""
 
     dump_path: str = "./"
     real_data: bool = False

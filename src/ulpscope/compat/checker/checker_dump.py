@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumping as api_accuracy_checker did it: one iteration of the training, switched by the DataLoader or by hand.
+"""Dump as api_accuracy_checker did: one iteration of the training, switched by the DataLoader or by hand.
 
-Importing `api_accuracy_checker.dump` calls `follow_training`, since that import alone was promised to be enough; nothing else is changed
-until the iteration asked for begins.
+Importing `api_accuracy_checker.dump` calls `follow_training`, since the old tool promised that this import alone is enough. Nothing else
+changes until the iteration asked for begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["follow_training", "set_dump_switch", "stop_following"]
 
 
 class _Dumping:
-    """What the whole process shares, as the old functions promise."""
+    """The state that the old functions share in a process."""
 
     def __init__(self) -> None:
         self.iteration = -1
@@ -78,7 +78,7 @@ def _new_capture() -> Capture:
 
 
 def _around_batch(next_batch: Callable[[], Any]) -> Any:
-    """The batch is fetched before its iteration begins, so that no dump holds what the DataLoader does."""
+    """Fetch the batch before its iteration begins, so that no dump holds what the DataLoader computes."""
     batch = next_batch()
     if msCheckerConfig.enable_dataloader:
         _next_iteration()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the three json files of api_accuracy_checker, and the real data beside them.
+"""Write the three json files of api_accuracy_checker, and the real data beside them.
 
     forward_info_4711.json     {"Functional*silu*0": {"args": [...], "kwargs": {...}}, one API a line
     backward_info_4711.json    {"Functional*silu*0": [gradients of the outputs],
@@ -30,7 +30,7 @@ _TYPES = {"functional": "Functional", "Tensor": "Tensor", "torch": "Torch"}
 
 
 def api_key(record: CallRecord) -> str | None:
-    """`Functional*silu*0`; None for what the old tool does not check."""
+    """Return the old key of a call, `Functional*silu*0`; None for a call that the old tool does not check."""
     namespace, _, name = record.call.op.partition(".")
     if namespace not in _TYPES or record.recompute or (name.startswith("_") and not name.startswith("__")):
         return None
@@ -38,7 +38,7 @@ def api_key(record: CallRecord) -> str | None:
 
 
 class CheckerSink:
-    """Writes what one iteration calls; implements Sink."""
+    """Writes the calls of one iteration; implements Sink."""
 
     abilities = SinkAbilities(shows_overwritten=True)
 
@@ -47,10 +47,10 @@ class CheckerSink:
         self._infos = {kind: GrowingJson(folder / f"{kind}_info_{os.getpid()}.json") for kind in ("forward", "backward", "stack")}
 
     def begin_step(self, step: int) -> None:
-        """One iteration is one dump."""
+        """Do nothing: one iteration is one dump."""
 
     def end_step(self) -> None:
-        """One iteration is one dump."""
+        """Do nothing: one iteration is one dump."""
 
     def note(self, entry: LedgerEntry) -> None:
         print(visible(f"api_accuracy_checker: could not {entry.what}: {entry.why}"), file=sys.stderr)

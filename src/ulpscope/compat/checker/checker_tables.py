@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two csv files of run_ut: one row for each API, one row for each of its results.
+"""Write the two csv files of run_ut: one row for each API, one row for each of its results.
 
-The details have the columns of 2023 in their places, and after them those that came later: the share within a hundredth, the error rate,
-the status and a message.
+The details have the columns of 2023 in their places. After them come the later columns: the share within a hundredth, the error rate, the
+status and a message.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DETAIL_COLUMNS = (
 
 
 def write_results(path: Path, outcomes: Iterable[CheckOutcome], earlier: Iterable[Sequence[str]] = ()) -> None:
-    """One row for each API; `earlier` are rows of a check that is continued."""
+    """Write one row for each API; `earlier` are rows of a check that is continued."""
     rows = [[one.key, _success(one.forward), _success(one.backward), one.message] for one in outcomes]
     _write(path, RESULT_COLUMNS, [*earlier, *rows])
 
@@ -57,7 +57,7 @@ def _success(status: CheckStatus | None) -> str:
 
 
 def write_details(path: Path, details: Iterable[CheckDetail], precision: int = 14) -> None:
-    """One row for each result; figures with as many decimals as the old tool prints."""
+    """Write one row for each result; figures have as many decimals as the old tool prints."""
     _write(path, DETAIL_COLUMNS, [_detail(one, precision) for one in details])
 
 
@@ -79,7 +79,7 @@ def _cosine_message(one: CheckDetail) -> str:
 
 
 def finished_apis(path: Path) -> list[list[str]]:
-    """The rows of a result csv that is continued; empty where it is none."""
+    """Read the rows of a result csv to continue; empty where the file is none."""
     try:
         rows = read_csv(path)
     except (OSError, ValueError):
@@ -95,6 +95,6 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]])
 
 
 def _cell(value: object) -> object:
-    """A text that a spreadsheet would run as a formula gets an apostrophe."""
+    """Put an apostrophe before a text that a spreadsheet would run as a formula."""
     text = isinstance(value, str) and value[:1] in ("=", "+", "@", "\t", "\r")
     return f"'{value}" if text else value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments and source lines in the words of api_accuracy_checker's json files; ptdbg's overflow files have them too."""
+"""Describe arguments and source lines in the words of api_accuracy_checker's json files; ptdbg's overflow files use them too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Described", "frame_text"]
 
 
 class Described:
-    """The arguments of one call as the old tool describes them; tensors with real data are numbered as they come."""
+    """Describes the arguments of one call as the old tool does; tensors with real data are numbered as they come."""
 
     def __init__(self, files: TensorFiles | None, stem: str, slots: dict[str, TensorRecord]) -> None:
         self._files = files

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_overflow_check.py`: is an overflow normal, since the reference overflows too, or not?
+"""Run `run_overflow_check.py`: tell whether an overflow is normal, since the reference overflows too.
 
 python run_overflow_check.py -forward ./forward_info_0.json
 """
@@ -22,7 +22,7 @@ __all__ = ["main", "overflow_line", "tell_counts"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 0 where it ran to its end, whatever it found."""
+    """Run the command; return 0 if it ran to its end, whatever it found."""
     parser = CommandParser(
         prog="run_overflow_check.py",
         description="Run the APIs that overflowed again, and say which of them should not have.",
@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tell_counts(check: Check) -> None:
-    """How many overflows are of which kind, in one line."""
+    """Print how many overflows are of each kind, in one line."""
     counts = {word: sum(call.overflow == word for call in check.calls) for word in ("normal", "abnormal", "not reproduced")}
     print(", ".join(f"{count} {word}" for word, count in counts.items()))
 
 
 def overflow_line(call: CheckedCall) -> str:
-    """One API in the words of the old tool."""
+    """Describe one API in the words of the old tool."""
     name = f"{recorded_key(call)} {call.phase}"
     if call.overflow == "normal":
         return f"{name}: normal overflow, the CPU overflows too in this dtype"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_ut.py`: every API of a dump run alone and judged by the rules of the old tool, with its csv files and its tables.
+"""Run `run_ut.py`: check every API of a dump alone, judge it by the rules of the old tool, and write its csv files and tables.
 
 python run_ut.py -forward ./forward_info_0.json -backward ./backward_info_0.json [-save_error_data] [--out_path DIR]
 """
@@ -33,7 +33,7 @@ _RESULT = re.compile(r"accuracy_checking_result(?:_(?P<time>\d{14}))?\.csv")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 0 where it ran to its end, whatever it found, as it always was."""
+    """Run the command; return 0 if it ran to its end, whatever it found, as the old tool did."""
     options = _parser().parse_args(arguments)
     try:
         _run(options)
@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _files(options: argparse.Namespace) -> tuple[Path, Path, list[list[str]]]:
-    """Where the results go, and the rows of a check that is continued. A result that is there already is never written over."""
+    """Choose the result files, and read the rows of a check that is continued. An existing result is never overwritten."""
     if options.result_csv_path is not None:
         match = _RESULT.fullmatch(options.result_csv_path.name)
         earlier = finished_apis(options.result_csv_path)
@@ -125,7 +125,7 @@ def _check_same_dump(options: argparse.Namespace, earlier: list[list[str]]) -> N
 
 
 def best_device(index: int) -> str:
-    """The accelerator of that index, or the CPU."""
+    """Return the accelerator of that index, or the CPU."""
     import torch
 
     if not hasattr(torch, "npu") and find_spec("torch_npu") is not None:
@@ -144,7 +144,7 @@ def _error_folder() -> Path:
 
 
 def save_error_data(kept: Path, folder: Path) -> None:
-    """What failed calls were given and gave, under the names of the old tool."""
+    """Save the inputs and results of failed calls under the names of the old tool."""
     for failure in saved_failures(kept):
         stem = f"{failure.key.replace('*', '.')}.{failure.phase}"
         for name, tensor in failure.tensors.items():
@@ -164,13 +164,13 @@ def _save(file: Path, tensor: TensorData) -> None:
 
 
 def print_progress(done: int, total: int) -> None:
-    """A bar on the terminal."""
+    """Draw a progress bar on the terminal."""
     width = 40 * done // max(total, 1)
     print(f"\r[{'#' * width}{' ' * (40 - width)}] {done}/{total}", end="\n" if done == total else "", file=sys.stderr)
 
 
 def print_tables(check: Check) -> None:
-    """Two tables as wide as the old ones: how many passed, and where the others failed."""
+    """Print two tables as wide as the old ones: how many APIs passed, and where the others failed."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of msprobe (1.x of 2024 to 26.x): its debugger, its config.json, its files and its command line."""
+"""Serve scripts of msprobe (1.x of 2024 to 26.x): its debugger, its config.json, its files and its command line."""

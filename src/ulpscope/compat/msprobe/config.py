@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of msprobe, 1.x and 26.x, checked and made into one frozen noun.
+"""Read config.json of msprobe, 1.x and 26.x, check it and make it one frozen noun.
 
-A file that makes no sense is refused in one sentence that names the key, what stands there, and what may stand there. Keys that no
-version knows are refused too: a misspelt key would otherwise silently do nothing.
+A file that makes no sense is refused in one sentence that names the key, the value there, and the allowed values. Unknown keys are refused
+too: a misspelt key would otherwise silently do nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _BIGGEST_FILE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
-    """The block of one task."""
+    """The settings of one task."""
 
     scope: tuple[str, ...] = ()
     list: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class TaskConfig:
 
 @dataclass(frozen=True, slots=True)
 class DebuggerConfig:
-    """What config.json asks for."""
+    """The settings that config.json asks for."""
 
     task: str = "statistics"
     dump_path: str = ""
@@ -103,12 +103,12 @@ class DebuggerConfig:
     acl_config: str = ""
     extra_info: bool = True
     is_enabled: bool = True
-    unused: tuple[str, ...] = ()  # keys that are understood and mean nothing here
-    remarks: tuple[str, ...] = ()  # what is asked for and not there, and what nobody knows
+    unused: tuple[str, ...] = ()  # keys that are known but have no effect here
+    remarks: tuple[str, ...] = ()  # requests that are not supported, and unknown keys
     options: TaskConfig = field(default_factory=TaskConfig)
 
     def overridden(self, **given: Any) -> DebuggerConfig:
-        """With what the debugger was given in person: that wins over the file; None means not given."""
+        """Return the config with the debugger's own arguments, which win over the file; None means not given."""
         values = {name: value for name, value in given.items() if value is not None}
         if "step" in values:
             values["step"] = _numbers("step", values["step"])
@@ -202,7 +202,7 @@ def _task(block: Mapping[str, Any]) -> TaskConfig:
 
 
 def _check(config: DebuggerConfig) -> None:
-    """What single keys cannot tell: contradictions."""
+    """Refuse settings that contradict each other."""
     options = config.options
     if config.task not in TASKS:
         raise InputError(f"task is {_brief(config.task)}; it may be {_listed(TASKS)}")
@@ -293,7 +293,7 @@ def _bounds(values: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def _numbers(name: str, given: Any) -> tuple[int, ...]:
-    """Whole numbers, also as text, and ranges: 3, "3", "4-6"."""
+    """Parse whole numbers, also as text, and ranges: 3, "3", "4-6"."""
     parts = given if isinstance(given, list | tuple | range) else [given]
     return tuple(sorted({number for part in parts for number in _range(name, part)}))
 

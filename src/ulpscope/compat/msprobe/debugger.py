@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PrecisionDebugger` of msprobe: one for the process, told what to do by config.json or by its arguments.
+"""Run `PrecisionDebugger` of msprobe: one for the process, set up by config.json or by its arguments.
 
     debugger = PrecisionDebugger(config_path="./config.json")
     for batch in loader:
@@ -40,11 +40,11 @@ LAYOUT_VARIABLE = "ULPSCOPE_MSPROBE_LAYOUT"
 
 
 class PrecisionDebugger:
-    """Dumps, checks or watches the steps asked for.
+    """Dumps or checks the steps asked for.
 
     >>> debugger = PrecisionDebugger(config_path="./config.json", task="statistics", dump_path="./dump", level="L1")  # doctest: +SKIP
 
-    What is given here wins over the file. `layout` is "26.x" or "1.x": the dump tree of which line of the tool is written.
+    Arguments win over the file. `layout` is "26.x" or "1.x": the dump tree of which line of the tool is written.
     """
 
     _instance: ClassVar[PrecisionDebugger | None] = None
@@ -141,7 +141,7 @@ class PrecisionDebugger:
 
     @classmethod
     def forward_backward_dump_end(cls) -> None:
-        """The word of an older version for `stop`."""
+        """Stop, under the name that an older version had."""
         cls.stop()
 
     @classmethod
@@ -200,11 +200,11 @@ class PrecisionDebugger:
             debugger._patches.undo()
             atexit.unregister(debugger.forget)
 
-    # ---- inside
+    # ---- shared with the modules beside it
 
     @classmethod
     def running(cls) -> Task | None:
-        """What is under way, for the functions that stand beside the debugger."""
+        """Return the running task, for the functions that stand beside the debugger."""
         return cls._existing()._task
 
     @classmethod
@@ -229,7 +229,7 @@ class PrecisionDebugger:
         return Path(self._config.dump_path) / f"step{step}" / rank
 
     def _around_batch(self, next_batch: Callable[[], Any]) -> Any:
-        """Each batch of a DataLoader ends a step and begins the next; after the last step that was asked for the training ends."""
+        """End a step and begin the next at each batch of a DataLoader; after the last step asked for, end the training."""
         if self._has_batch:
             self.stop()
             self.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A config.json said in our words: the command that does the same, and what it cannot carry over."""
+"""Translate a config.json into ulpscope's commands, and name what they cannot carry over."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MODULE = re.compile(r"(?:Module|Cell)[._](?P<path>.+)\.(?P<cls>[^.]+)\.(?:forwa
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """The commands that replace a config, and remarks on what is different now."""
+    """The commands that replace a config, and remarks on the differences."""
 
     commands: tuple[str, ...]
     remarks: tuple[str, ...] = ()
 
 
 def migrate(config: DebuggerConfig) -> Migration:
-    """What to type instead of writing this config.
+    """Return the commands to type instead of writing this config.
 
     >>> migrate(DebuggerConfig(task="tensor", dump_path="runs/a", step=(0, 1))).commands
     ('ulpscope run --into runs/a --keep tensors --steps 0,1 train.py',)
@@ -55,11 +55,9 @@ def migrate(config: DebuggerConfig) -> Migration:
 def _kept(config: DebuggerConfig) -> tuple[list[str], tuple[str, ...]]:
     if config.task in ("overflow_check", "nan_check", "exception_dump"):
         limit = 0 if config.options.overflow_nums == -1 else config.options.overflow_nums
-        return ["--watch", "nonfinite", "--watch-limit", str(limit)], (
-            "the call that made the first inf or NaN is named when the script ends",
-        )
+        return ["--nonfinite", "--nonfinite-limit", str(limit)], ("the call that made the first inf or NaN is named when the script ends",)
     if config.task == "grad_probe":
-        return ["--watch", "health"], ("two watched runs are compared with: ulpscope compare-health A B",)
+        return ["--health"], ("two health runs are compared with: ulpscope compare-health A B",)
     if config.task == "structure":
         return ["--keep", "fingerprint"], ("names, stacks and modules are in every run; look at them with: ulpscope show RUN",)
     if config.task == "tensor":
@@ -71,8 +69,8 @@ def _kept(config: DebuggerConfig) -> tuple[list[str], tuple[str, ...]]:
 
 def _run(config: DebuggerConfig, options: Sequence[str]) -> str:
     words = ["ulpscope", "run", "--into", _into(config), *options]
-    watches = "--watch" in options
-    if not watches and _LEVELS.get(config.level, "api") != "api":
+    is_capture = not {"--nonfinite", "--health"} & set(options)
+    if is_capture and _LEVELS.get(config.level, "api") != "api":
         words += ["--level", _LEVELS[config.level]]
     if config.step:
         words += ["--steps", ",".join(map(str, config.step))]
@@ -108,7 +106,7 @@ def _patterns(config: DebuggerConfig) -> Iterator[str]:
 
 
 def our_pattern(name: str) -> str:
-    """An old name as one of our patterns; a part of a name becomes a glob around it.
+    """Translate an old name into a selection pattern; a part of a name becomes a glob around it.
 
     >>> our_pattern("Functional.conv2d.0.forward"), our_pattern("Module.layers.1.Linear.forward.0"), our_pattern("relu")
     ('functional.conv2d.0', 'module:layers.1', '*relu*')
@@ -122,7 +120,7 @@ def our_pattern(name: str) -> str:
     if match is None or match["prefix"] not in _PREFIXES:
         return f"*{name}*"
     op = operation(match["prefix"], match["op"])
-    return op if match["op"].startswith("__") else f"{op}.{match['index']}"  # operators are counted otherwise here
+    return op if match["op"].startswith("__") else f"{op}.{match['index']}"  # ulpscope counts operators differently
 
 
 def _remarks(config: DebuggerConfig) -> Iterator[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MindSpore side of msprobe's collecting: the names are here, and each says that it is not there yet."""
+"""Refuse the MindSpore side of msprobe's collecting: the names are here, and each says that it is not there yet."""
 
 from __future__ import annotations
 

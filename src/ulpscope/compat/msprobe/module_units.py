@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`module_dump` and `module_dump_end` of msprobe: between them a module is dumped as one unit, and no API."""
+"""Dump a module as one unit, and no API, between `module_dump` and `module_dump_end` of msprobe."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of `msprobe.pytorch`, each loaded when it is first asked for."""
+"""Hold the names of `msprobe.pytorch`, each loaded when it is first asked for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`seed_all` as msprobe has it: the seeding of all older tools, and dropout switched off where that is asked for."""
+"""Seed as `seed_all` of msprobe does: as the older tools do, and with dropout off where that is asked for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the words of config.json to the code that does what they say."""
+"""Find the code that runs the task of a config.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["begin_task"]
 
 
 def begin_task(config: DebuggerConfig, model: Any, place: Place, iteration: int) -> Task:
-    """The task that a config asks for, not yet resumed."""
+    """Make the task that a config asks for; `resume` starts it."""
     if config.level == "L2":
         raise InputError(
             "level L2 dumps the kernels of an Ascend device through CANN, which this tool cannot do; "

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of ptdbg_ascend: its fourteen functions under their old names, each loaded when it is first asked for.
+"""Serve scripts of ptdbg_ascend: its fourteen functions under their old names, each loaded when it is first asked for.
 
-Asking for one of the dumping half switches dropout off, as the old tool promises of its import (see `dropout`); comparing and parsing
-change nothing and need no torch.
+Asking for a function that dumps switches dropout off, as the old tool promises of its import (see `dropout`); comparing and parsing change
+nothing and need no torch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one thing that importing the old tool changes: dropout drops nothing, so that two runs can be compared.
+"""Switch dropout off, the one change that importing the old tool makes, so that two runs can be compared.
 
 `functional.dropout`, `dropout2d` and `dropout3d`, and with them nn.Dropout, Dropout2d and Dropout3d, work with p=0 from the moment a
 dumping function of ptdbg_ascend is imported until the process ends or `restore_dropout` is called. They are still called and dumped.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exception of the old functions. Its numbers are an interface: scripts around the old tool look at the exit status."""
+"""Define the exception of the old functions. Its numbers are an interface: scripts around the old tool look at the exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["CompareException"]
 
 
 class CompareException(InputError):
-    """What was given cannot be used; `code` is what the old tool left the process with."""
+    """Raised for input that cannot be used; `code` is the old tool's exit status."""
 
     INVALID_PATH_ERROR = 1
     INVALID_FILE_ERROR = 6

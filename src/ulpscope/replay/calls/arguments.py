@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record says a call was given, as values: the `$` notation of `model.records` and the stored bytes of tensors.
+"""Turn the recorded arguments of a call into values: the `$` notation of `model.records`, and the stored bytes of tensors.
 
-Everything happens on the CPU, whatever device a record names. What the notation shortened (an object, a long text) cannot be given back
-and raises NotReplayable.
+Every value is made on the CPU, whatever device a record names. An object or a long text was recorded in part; decoding it raises
+NotReplayable.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MEMORY_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What stands for the parts of the notation: a tensor for each slot, a dtype for each recorded one, one device."""
+    """The values to put in for the notation: a tensor for each slot, a dtype for each recorded dtype, one device."""
 
     tensors: Mapping[Slot, Any]
     dtype: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype
@@ -67,7 +67,7 @@ class Decoding:
 
 
 def decode_arguments(arguments: Arguments, decoding: Decoding) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments as values."""
+    """Decode positional and keyword arguments to values."""
     args = [_decode(value, decoding, 0) for value in arguments.args]
     kwargs = {name: _decode(value, decoding, 0) for name, value in (arguments.kwargs or {}).items() if name != "pin_memory"}
     if kwargs.get("device") is not None:
@@ -160,7 +160,7 @@ def _dtype(name: Any) -> torch.dtype:
 
 
 def slots_named(arguments: Arguments) -> tuple[Slot, ...]:
-    """The slots that stand among the arguments, in order."""
+    """Return the slots that the arguments name, in order."""
     found: list[Slot] = []
     _walk([*arguments.args, *(arguments.kwargs or {}).values()], found, 0)
     return tuple(found)
@@ -184,7 +184,7 @@ def _walk(value: Any, found: list[Slot], depth: int) -> None:
 
 
 def with_slots(arguments: Arguments, slots: tuple[Slot, ...]) -> Arguments:
-    """The same arguments with these tensors in their places: one that stood third stands third."""
+    """Return the same arguments with these slots in their places: the third slot named becomes the third of `slots`."""
     named = slots_named(arguments)
     if set(named) <= set(slots):
         return arguments
@@ -201,7 +201,7 @@ def with_slots(arguments: Arguments, slots: tuple[Slot, ...]) -> Arguments:
 
 
 def read_tensor(record: TensorRecord, read: Reader) -> torch.Tensor:
-    """The values of a slot, laid out in memory as they were where that is cheap."""
+    """Read the values of a slot, with their recorded strides where those need little memory."""
     if record.content is None:
         raise NotReplayable(f"the values of {record.slot} were not kept" + (f" ({record.note})" if record.note else ""))
     data = read(record.content)
@@ -214,7 +214,7 @@ def read_tensor(record: TensorRecord, read: Reader) -> torch.Tensor:
 
 
 def tensor_of(data: TensorData) -> torch.Tensor:
-    """A tensor with a copy of these bytes."""
+    """Copy the bytes into a new tensor."""
     dtype = getattr(torch, data.dtype)
     raw = as_bytes(data)
     if raw.size == 0:
@@ -226,23 +226,26 @@ def tensor_of(data: TensorData) -> torch.Tensor:
 
 
 def data_of(tensor: torch.Tensor) -> TensorData:
-    """The other way round; the bytes are those of the tensor where it lies in memory as they do."""
+    """Return a tensor as TensorData; its bytes share the tensor's memory where that is contiguous."""
     return TensorData(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bytes_of(tensor).numpy())
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's elements, in order. To torch a single element is contiguous whatever its stride; only stride 1 has bytes."""
+    """Return the bytes of a tensor's elements, in order.
+
+    torch calls a single element contiguous whatever its stride, but gives bytes only for stride 1.
+    """
     flat = tensor.contiguous().reshape(-1)
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def zeros_like_record(record: TensorRecord) -> torch.Tensor:
-    """What stands for memory that nobody had written to."""
+    """Return zeros for an input whose memory nothing had written to."""
     return torch.zeros(record.shape, dtype=_dtype(record.dtype))
 
 
 def _is_rebuildable(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether these strides give each element a place of its own, without much memory between them."""
+    """Tell whether the strides give each element a place of its own, without much memory between them."""
     if len(shape) != len(strides) or any(stride < 0 for stride in strides):
         return False
     extent = 1

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autocast does to the arguments of a call, also that of another device.
+"""Cast the arguments of a call as autocast did, also the autocast of another device.
 
-Each kind of device has its own lists of what autocast runs in which precision. The dtype of the recorded result says which it was:
-matrix products that gave low precision were given it, and what gave float32 for low precision was given float32.
+Each kind of device has its own lists of operations that autocast runs in low precision or in float32. The dtype of the recorded result
+tells which list applied: a matrix product with a low-precision result got low-precision arguments; a call that gave float32 for low
+precision got float32.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _CAST_DOWN = frozenset(
 
 
 def autocast_of_another_device(record: CallRecord) -> torch.dtype | None:
-    """The dtype that the call's floating arguments were cast to; None where the CPU's own autocast decides."""
+    """Return the dtype that the call's floating arguments were cast to; None where the CPU's own autocast decides."""
     if record.modes is None or record.modes.autocast is None or record.level != "api" or _is_on_cpu(record):
         return None
     return torch.float32 if _made(record) == {"float32"} else _cast_down_to(record)
 
 
 def as_autocast_rounds(record: CallRecord, given: Mapping[Slot, torch.Tensor]) -> dict[Slot, torch.Tensor]:
-    """The values that the kernel was given, in their recorded dtypes: a product under autocast never sees the digits that were cut off."""
+    """Round the values as autocast did, in their recorded dtypes: a product under autocast never sees the digits that were cut off."""
     dtype = _cast_down_to(record) if record.level == "api" else None
     if dtype is None:
         return dict(given)
@@ -48,12 +49,12 @@ def _cast_down_to(record: CallRecord) -> torch.dtype | None:
 
 
 def _made(record: CallRecord) -> set[str]:
-    """The floating dtypes of the results."""
+    """Return the floating dtypes of the results."""
     return {slot.dtype for slot in record.slots if slot.slot.role == "output" and slot.dtype in DTYPES and DTYPES[slot.dtype].is_floating}
 
 
 def cast(given: Mapping[Slot, torch.Tensor], dtype: torch.dtype) -> dict[Slot, torch.Tensor]:
-    """The tensors with those of low precision or float32 in this dtype."""
+    """Cast the float32, bfloat16 and float16 tensors to this dtype; return the others as they are."""
     return {
         slot: tensor.to(dtype) if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) else tensor
         for slot, tensor in given.items()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's compiler stays out of a process that only runs calls again.
+"""Keep torch's compiler out of a process that only runs calls again.
 
-Functions that torch keeps away from its compiler load all of it (as long as torch itself takes) when the first of them is called,
-to be told that there is nothing to keep away from; so does every optimizer's step. Two private names are leaned on: torch stores that
-answer as `__dynamo_disable` on the function, and wraps a step in a function named `_use_grad`. Without them nothing breaks; a process takes
-twice as long to start. This is for processes of our own: in one that trains, torch stays as it is.
+Functions that torch keeps away from its compiler load all of it when the first of them is called, only to learn that no compiler is at
+work; that takes as long as loading torch itself. Every optimizer's step does the same. This module relies on two private names: torch
+stores that answer as `__dynamo_disable` on the function, and wraps a step in a function named `_use_grad`. Without them nothing breaks, but
+a process takes twice as long to start. Only processes of ulpscope's own call this: in one that trains, torch stays as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ANSWER = "__dynamo_disable"
 
 
 def without_compiler() -> int:
-    """Answer for the compiler, unless somebody has loaded it; how many functions were told."""
+    """Set the compiler's answer on each function, unless the process has loaded the compiler; return how many functions got it."""
     marked = _marked()
     if marked is None or "torch._dynamo" in sys.modules:
         return 0
@@ -48,7 +48,7 @@ def _tell_optimizers() -> int:
 
 
 def _as_it_was(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step with gradients as torch's own wrapper sets them."""
+    """Wrap a step so that it sets gradients on or off as torch's own wrapper does."""
     import torch
 
     @functools.wraps(step)
@@ -60,7 +60,7 @@ def _as_it_was(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _marked() -> CodeType | None:
-    """The code that all such wrappers share."""
+    """Find the code object that all such wrappers share."""
     decorator = getattr(sys.modules.get("torch"), "_disable_dynamo", None)
     constants = decorator.__code__.co_consts if isinstance(decorator, FunctionType) else ()
     codes = [one for one in constants if isinstance(one, CodeType) and _ANSWER in one.co_consts]

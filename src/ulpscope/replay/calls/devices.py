@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded call on the device under test: its inputs go there, the call runs there in its own precision, its results come back.
+"""Run a recorded call on the device under test: copy its inputs there, run it there in its own precision, copy its results back.
 
-Nothing is widened or taken apart here: what comes back is what the device's own kernels make of the call. Tensors that lay on the CPU
-while others of the same call did not (lengths, indices, single numbers) stay there.
+Nothing is widened or decomposed here: the results are those of the device's own kernels. Tensors that lay on the CPU while others of the
+same call did not (lengths, indices, single numbers) stay there.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _LOST = ("CUDA error", "device-side assert", "ACL error", "aclrt", "ERR99999", "
 
 
 class DeviceLost(NotReplayable):
-    """The device answers nothing any more in this process; another process may find it well."""
+    """The device no longer answers in this process; another process may still use it."""
 
 
 def open_device(name: str) -> str:
-    """The name of a device that this process can use; loads the vendor's package where it is there."""
+    """Return the name of a device that this process can use; import the vendor's package if it is installed."""
     kind = name.partition(":")[0]
     if kind == "npu" and not hasattr(torch, "npu") and find_spec("torch_npu") is not None:
         __import__("torch_npu")
@@ -48,12 +48,12 @@ def open_device(name: str) -> str:
 
 
 def has_own_kernel(record: CallRecord, device: str) -> bool:
-    """Whether the device runs this operation by itself; a vendor's operation has no kernel anywhere else."""
+    """Tell whether the device runs this operation by itself; a vendor's operation has no kernel anywhere else."""
     return formula_of(record.call.op) is None or _vendor_function(record.call.op, device) is not None
 
 
 def run_on_device(program: Program, device: str) -> dict[Slot, torch.Tensor]:
-    """What the device makes of the call on its recorded inputs; the results lie on the CPU."""
+    """Run the call on its recorded inputs on the device, and return the results on the CPU."""
     there = _placed(program, device)
     inputs = _moved(program, device)
     try:
@@ -71,7 +71,7 @@ def run_on_device(program: Program, device: str) -> dict[Slot, torch.Tensor]:
 
 
 def _placed(program: Program, device: str) -> Program:
-    """The same program with its call on another device, and a vendor's operation by its kernel where there is one."""
+    """Return the same program with its call on another device; a vendor's operation runs its own kernel where there is one."""
     if not isinstance(program, (_Forward, _Backward)):
         return program
     native = _vendor_function(program.call.record.call.op, device)
@@ -80,7 +80,7 @@ def _placed(program: Program, device: str) -> Program:
 
 
 def _vendor_function(op: str, device: str) -> Any:
-    """The operation itself, for one that is written out as a formula otherwise; None where this device has none."""
+    """Find the device's own kernel of an operation that has a formula here; None where this device has none."""
     if formula_of(op) is None:
         return None
     name, kind = op.removesuffix(".default").rpartition(".")[2], device.partition(":")[0]
@@ -119,7 +119,7 @@ def _laid_out(value: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def _fetched(results: Mapping[Slot, torch.Tensor], device: str) -> dict[Slot, torch.Tensor]:
-    """The results on the CPU. Small ones are copied side by side and waited for once."""
+    """Copy the results to the CPU: the small ones side by side, with one wait for all."""
     kind = device.partition(":")[0]
     synchronize = vars(getattr(torch, kind, torch)).get("synchronize") if kind in ("cuda", "npu") else None
     copies = {slot: _copied(value.detach(), is_waited_for=synchronize is not None) for slot, value in results.items()}
@@ -129,7 +129,7 @@ def _fetched(results: Mapping[Slot, torch.Tensor], device: str) -> dict[Slot, to
 
 
 def _copied(value: torch.Tensor, *, is_waited_for: bool) -> torch.Tensor:
-    is_plain = not (value.is_conj() or value.is_neg())  # else something is computed on the copy before it is there
+    is_plain = not (value.is_conj() or value.is_neg())  # else torch would compute on the copy before it has arrived
     return value.to("cpu", non_blocking=is_waited_for and is_plain and value.numel() * value.element_size() <= _SMALL)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records to Programs: a recorded call as a pure function of its tensors, forward and backward.
+"""Turn records into Programs: a recorded call as a pure function of its tensors, forward and backward.
 
-A call that writes to its arguments gets copies. Autocast is as recorded in the native precision and off in a wider one, which begins
-from what autocast had rounded. Gradients are those of one leaf for each gradient edge: a tensor that was passed twice has one gradient,
+A call that writes to its arguments gets copies. In the native precision a replay uses the recorded autocast. A wider replay turns autocast
+off and begins from the values that autocast had rounded. Each gradient edge is one leaf: a tensor that was passed twice has one gradient,
 under the slot where it stood first.
 """
 
@@ -40,7 +40,7 @@ _DRAWN_ALONE = frozenset("bernoulli binomial cauchy exponential geometric log_no
 
 
 def forward_program(record: CallRecord, read: Reader, *, arguments: Arguments | None = None) -> Program:
-    """The recorded call as a function of its tensors; `arguments` swaps in another record's non-tensor arguments."""
+    """Build the recorded call as a function of its tensors; `arguments` swaps in another record's non-tensor arguments."""
     if record.phase == "backward" and record.level != "op":
         raise NotReplayable("a backward record is replayed together with its forward record")
     return _Forward(_Call.of(record, arguments), read)
@@ -54,7 +54,7 @@ def backward_program(
     arguments: Arguments | None = None,
     earlier: Iterable[CallRecord] = (),
 ) -> Program:
-    """The gradients of the recorded call's inputs as a function of its inputs and of the gradients of its results.
+    """Build the gradients of the recorded call's inputs as a function of its inputs and of the gradients of its results.
 
     `earlier` are the backward records of the same call before this one: after a pass whose gradients are themselves differentiated,
     what reaches the call's inputs has parts of second order, which no replay of the call alone gives.
@@ -68,16 +68,16 @@ def backward_program(
 
 
 def recorded_results(record: CallRecord, read: Reader) -> dict[Slot, torch.Tensor]:
-    """What a side recorded of a call's results, where the values were kept: `output.*`, `mutated.*` and `state.*`."""
+    """Read what a side recorded of a call's results, where the values were kept: `output.*`, `mutated.*` and `state.*`."""
     kept = (slot for slot in record.slots if slot.slot.is_output and slot.content is not None)
     return {slot.slot: tensor_of(read(slot.content)) for slot in kept if slot.content is not None}
 
 
 def is_random(program: Program) -> bool:
-    """Whether a call draws random numbers: its name and arguments say so, or running it takes numbers from the generator.
+    """Tell whether a call draws random numbers: its name and arguments say so, or running it takes numbers from the generator.
 
-    What it gave says nothing: draws of few elements, or of a probability near 0 or 1, are often equal. A gradient through nothing but a
-    draw is 0, whatever was drawn.
+    Its results cannot tell: draws of few elements, or of a probability near 0 or 1, are often equal. A gradient through a draw alone is 0,
+    whatever was drawn.
     """
     call = getattr(program, "call", None)
     if isinstance(program, _Backward) and program.call.record.call.short.rstrip("_") in _DRAWN_ALONE:
@@ -127,7 +127,7 @@ class _Call:
 
     @property
     def is_bitwise(self) -> bool:
-        """Whether it looks at bits, or at the next number of a format: a wider value has other ones."""
+        """Tell whether the call looks at bits, or at the next number of a format: a wider value has other ones."""
         if self.record.call.short.rstrip("_") == "nextafter":
             return True
         return self.record.call.short == "view" and any(isinstance(value, dict) and "$dtype" in value for value in self.arguments.args)
@@ -139,7 +139,7 @@ class _Call:
         return as_autocast_rounds(self.record, inputs)
 
     def run(self, given: Tensors, wide: torch.dtype | None) -> dict[Slot, torch.Tensor]:
-        """All results by slot, with their graph where the given tensors have one."""
+        """Run the call and return all results by slot, with their graph where the given tensors have one."""
         versions = {slot: tensor._version for slot, tensor in given.items()} if not self.is_writing else {}
         target = autocast_of_another_device(self.record) if wide is None and self.device == "cpu" else None
         with _surroundings(self.record, wide, self.default_dtype, with_autocast=target is None, device=self.device):
@@ -255,15 +255,15 @@ class _Backward:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The dense tensor that a sparse one stands for, as capture records it."""
+    """Return a sparse tensor as a dense one, as capture records it."""
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _take_as_whole(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Let the gradient recorded at a result be all that it gets.
+    """Let the gradient recorded at a result be the whole gradient there.
 
-    One result may be made from another (an LSTM cell makes h from c). What was recorded at that one holds what the call itself sent
-    there, which would be added once more.
+    One result may be made from another (an LSTM cell makes h from c). The gradient recorded at c already holds what the call itself sent
+    there; autograd would add that once more.
     """
     distinct = {id(result): (result, gradient) for result, gradient in pairs if not result.is_leaf}
     if 1 < len(distinct) == len(pairs):
@@ -273,9 +273,9 @@ def _take_as_whole(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 @contextmanager
 def guarded(program: Any = None) -> Iterator[None]:
-    """What a run leaves behind: the generator as it was, no warnings, and one kind of error.
+    """Restore the generator, silence warnings, and turn every error into NotReplayable.
 
-    Whether the generator was drawn from is noted in the program's `has_drawn`.
+    The program's `has_drawn` notes whether the run drew from the generator.
     """
     generator = torch.default_generator
     state = generator.get_state()
@@ -305,7 +305,7 @@ def _surroundings(
     with_autocast: bool = True,
     device: str = "cpu",
 ) -> Iterator[None]:
-    """The modes under which the call ran, as far as they decide what it computes."""
+    """Enter the modes under which the call ran, as far as they decide what it computes."""
     recorded = _LOW_PRECISION.get((record.modes.autocast if record.modes else None) or "")
     autocast = recorded if wide is None and with_autocast else None
     before = torch.get_default_dtype()
@@ -324,7 +324,7 @@ def _surroundings(
 
 
 def _input_slots(record: CallRecord) -> dict[Slot, TensorRecord]:
-    """The tensors that the arguments name; each must have been kept."""
+    """Find the tensors that the arguments name; refuse a call if one of them was not kept."""
     recorded = {slot.slot: slot for slot in record.slots if slot.slot.role == "input"}
     slots: dict[Slot, TensorRecord] = {}
     for slot in slots_named(record.arguments or _NO_ARGUMENTS):
@@ -344,7 +344,7 @@ def _input_slots(record: CallRecord) -> dict[Slot, TensorRecord]:
 
 
 def _is_within_itself(slots: Mapping[Slot, TensorRecord], args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether strides are laid over nothing but the input's own elements: a plain one, from its own beginning."""
+    """Tell whether `as_strided` stays within the input's own elements: a contiguous input, without an offset."""
     given = next(iter(slots.values()), None)
     offset = args[-1] if len(args) > 3 else kwargs.get("storage_offset")
     return given is not None and offset is None and given.strides == _contiguous_strides(given.shape)
@@ -355,7 +355,7 @@ def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _may_write(record: CallRecord, function: Function) -> bool:
-    """Whether the call gets copies: it is known to write, or an argument `True` may stand for `inplace`."""
+    """Tell whether the call must get copies: it is known to write, or an argument `True` may stand for `inplace`."""
     arguments = record.arguments or _NO_ARGUMENTS
     named = arguments.kwargs or {}
     return (
@@ -368,7 +368,7 @@ def _may_write(record: CallRecord, function: Function) -> bool:
 
 
 def _default_dtype(record: CallRecord, slots: Mapping[Slot, TensorRecord]) -> torch.dtype | None:
-    """What torch's default must have been where a floating result comes from no floating tensor."""
+    """Infer torch's default dtype when the call ran, from a floating result that comes from no floating tensor."""
     if any(DTYPES[slot.dtype].is_floating for slot in slots.values()):
         return None
     made = (slot.dtype for slot in record.slots if slot.slot.role == "output" and slot.dtype in DTYPES)
@@ -380,13 +380,13 @@ def _default_dtype(record: CallRecord, slots: Mapping[Slot, TensorRecord]) -> to
 
 
 def _as_index(index: Any) -> Any:
-    """Other tools write a tuple as a list; with a slice inside it can only have been a tuple."""
+    """Make a list a tuple where it can only have been one (it holds a slice, None or `...`); other tools write tuples as lists."""
     is_tuple = isinstance(index, list) and any(part is None or part is Ellipsis or isinstance(part, slice) for part in index)
     return tuple(index) if is_tuple else index
 
 
 def _as_options(op: str, fields: dict[str, Any]) -> Any:
-    """The settings of a fused loss, which a record has field by field."""
+    """Build the options object of a fused loss, which a record holds field by field."""
     kind = getattr(torch.nn, "LinearCrossEntropyOptions", None) if op == "functional.linear_cross_entropy" else None
     if kind is None:
         raise NotReplayable("an argument that is a set of options is not known here")
@@ -394,7 +394,7 @@ def _as_options(op: str, fields: dict[str, Any]) -> Any:
 
 
 def _tensors_in(result: Any) -> dict[Slot, torch.Tensor]:
-    """The results by slot, as capture names them: a lone tensor is item 0."""
+    """Collect the results by slot, as capture names them: a lone tensor is item 0."""
     found: dict[Slot, torch.Tensor] = {}
     items = enumerate(result) if isinstance(result, (tuple, list)) else [(0, result)]
     for index, item in items:
@@ -412,7 +412,7 @@ def _collect(value: Any, path: tuple[int, ...], found: dict[Slot, torch.Tensor])
 
 
 def _gradients(call: _Call, backward: CallRecord) -> dict[Slot, TensorRecord]:
-    """The gradients of the results. Where a view was written to, the gradient is that of the tensor behind it."""
+    """Find the recorded gradients of the results. Where a view was written to, the gradient is that of its base tensor."""
     entering = {slot.slot.path: slot for slot in backward.slots if slot.slot.role == "input"}
     found: dict[Slot, TensorRecord] = {}
     for path, slot in entering.items():
@@ -432,9 +432,9 @@ def _gradients(call: _Call, backward: CallRecord) -> dict[Slot, TensorRecord]:
 
 
 def _edges(call: _Call, backward: CallRecord) -> dict[Slot, _Edge]:
-    """Which input slots each recorded gradient belongs to: a tensor that stands in several slots has it under the first.
+    """Match each recorded gradient with its input slots: a tensor that stands in several slots has its gradient under the first.
 
-    Values tell which slots hold one tensor. Where two gradients might claim a slot, neither is replayed.
+    Equal contents tell which slots hold one tensor. Where two gradients might claim a slot, neither is replayed.
     """
     wanted = {slot.slot: slot for slot in backward.slots if slot.slot.role == "output"}
     silent = [slot for slot in call.slots if Slot("output", slot.path) not in wanted and call.slots[slot].requires_grad]
@@ -471,7 +471,7 @@ def _is_same_tensor(one: TensorRecord, other: TensorRecord) -> bool:
 
 
 def _is_reshaped(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether one shape only joins neighbouring dimensions of the other, so that elements keep their order."""
+    """Tell whether one shape only joins neighbouring dimensions of the other, so that elements keep their order."""
     if shape == other:
         return True
     ends, other_ends = ({math.prod(each[at:]) for at in range(len(each) + 1)} for each in (shape, other))
@@ -494,5 +494,5 @@ def _summed(edge: _Edge, gradients: Mapping[Slot, torch.Tensor | None], leaves: 
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Values that lie in memory as they are."""
+    """Detach a tensor and apply its pending conjugate and negative, so that memory holds the values."""
     return tensor.detach().resolve_conj().resolve_neg()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs for calls of which only statistics were kept: values with the recorded minimum and maximum, sizes, zeros and non-finite numbers.
+"""Generate inputs for calls of which only statistics were kept: the recorded minimum and maximum, size, zeros and non-finite numbers.
 
-Mean, rms and counts are met as well as the range allows. What an operation needs besides (indices without repetition, sorted
-boundaries, positive definite matrices, classes, masks that hide no whole row) is data: one table from its name to a shape of values.
-Everything is a function of the seed and of what was recorded, so that a failure can be made again; slots with the same fingerprint
-get the same values. Nothing is allocated before its size is known to be sane.
+Mean, rms and counts are met as well as the range allows. Some operations need more (indices without repetition, sorted boundaries, positive
+definite matrices, classes, masks that hide no whole row); one table maps their names to the function that makes such values. Everything
+follows from the seed and from the record, so a failure can be made again; slots with the same fingerprint get the same values. Sizes are
+checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Shape = Callable[["_Draft"], torch.Tensor]
 
 
 class Planted:
-    """Values that were made lately, up to so many bytes: a backward call is run on what its forward call was run on."""
+    """A cache of values made lately, up to so many bytes: a backward call runs on the same values as its forward call."""
 
     def __init__(self, most_bytes: int = 1 << 25) -> None:
         self._most_bytes = most_bytes
@@ -56,7 +56,7 @@ def _size(data: TensorData) -> int:
 
 
 class Generated:
-    """Values in the place of those that were not kept: `record` names them, `read` makes them, or takes them from `planted`."""
+    """Generated values for tensors that were not kept: `record` names them, `read` makes them, or takes them from `planted`."""
 
     def __init__(self, seed: int = 0, planted: Planted | None = None) -> None:
         self._seed = seed
@@ -64,7 +64,7 @@ class Generated:
         self._drafts: dict[str, tuple[TensorRecord, CallRecord, int]] = {}
 
     def record(self, record: CallRecord, *, forward: CallRecord | None = None) -> CallRecord:
-        """The record with a content key for every tensor; `forward` is the call that a backward record belongs to."""
+        """Return the record with a content key for every tensor; `forward` is the call that a backward record belongs to."""
         _check_sizes(record)
         return replace(record, slots=tuple(self._named(slot, forward or record, record.phase) for slot in record.slots))
 
@@ -90,7 +90,7 @@ class Generated:
 
 
 class _Draft:
-    """One tensor that is to be made, with what it is made for."""
+    """One tensor to be made, and the call that it is made for."""
 
     def __init__(self, slot: TensorRecord, call: CallRecord, seed: int) -> None:
         self.slot, self.call = slot, call
@@ -113,7 +113,7 @@ class _Draft:
         return getattr(torch, self.slot.dtype)  # type: ignore[no-any-return]
 
     def argument(self, position: int, name: str, default: object = None) -> object:
-        """A non-tensor argument of the call, by its place or its name."""
+        """Return a non-tensor argument of the call, by its place or its name."""
         arguments = self.call.arguments
         if arguments is None:
             return default
@@ -146,7 +146,7 @@ def _plain(draft: _Draft) -> torch.Tensor:
 
 
 def _floats(draft: _Draft) -> torch.Tensor:
-    """Normal with the recorded mean and size, cut to the recorded range, whose ends are met; zeros and non-finite numbers as counted."""
+    """Draw normal numbers of the recorded mean, size and range, both ends included; plant the counted zeros and non-finite numbers."""
     if draft.dtype.is_complex:
         parts = [_reals(draft, draft.numel) for _ in range(2)]
         return torch.complex(*parts).to(torch.complex128)
@@ -170,7 +170,7 @@ def _reals(draft: _Draft, count: int) -> torch.Tensor:
 
 
 def _plant_counts(values: torch.Tensor, summary: Summary, places: torch.Tensor) -> int:
-    """As many NaN, infinities and zeros as were counted, as far as there is room for both ends of the range."""
+    """Plant as many NaN, infinities and zeros as were counted, as far as both ends of the range keep a place."""
     at = 0
     wanted = ((math.nan, summary.num_nan), (math.inf, summary.num_posinf), (-math.inf, summary.num_neginf), (0.0, summary.num_zero))
     for value, many in wanted:
@@ -182,7 +182,7 @@ def _plant_counts(values: torch.Tensor, summary: Summary, places: torch.Tensor) 
 
 
 def _folded(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """What lies beyond an end comes back from it, so that no value piles up there."""
+    """Fold values beyond an end of the range back inside, so that none pile up at the end."""
     if not high > low:
         return values.fill_(low)
     width = high - low
@@ -191,7 +191,7 @@ def _folded(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
 
 
 def _range(draft: _Draft) -> tuple[float, float]:
-    """The recorded range without its infinities."""
+    """Return the recorded range without its infinities."""
     summary, kind = draft.summary, DTYPES[draft.slot.dtype]
     if summary.min is None or summary.max is None or math.isnan(summary.min) or math.isnan(summary.max):
         return (-3.0, 3.0)
@@ -203,7 +203,7 @@ def _range(draft: _Draft) -> tuple[float, float]:
 
 
 def _moments(summary: Summary, low: float, high: float) -> tuple[float, float]:
-    """Mean and spread of what is drawn; zeros are planted later and would pull both down once more."""
+    """Compute mean and spread of the draw; zeros are planted later and would lower both once more."""
     mean = summary.mean if summary.mean is not None and low <= summary.mean <= high else (low + high) / 2
     if summary.rms is None or not math.isfinite(summary.rms):
         return mean, (high - low) / 4
@@ -216,7 +216,7 @@ def _moments(summary: Summary, low: float, high: float) -> tuple[float, float]:
 
 
 def _integers(draft: _Draft) -> torch.Tensor:
-    """Uniform over the recorded range, ends included; as many as the range holds are a permutation of it."""
+    """Draw uniformly from the recorded range, ends included; exactly as many elements as the range holds become a permutation."""
     low, high = _ends(draft)
     count = draft.numel
     if count == high - low + 1:
@@ -241,7 +241,7 @@ def _ends(draft: _Draft) -> tuple[int, int]:
 
 
 def _booleans(draft: _Draft) -> torch.Tensor:
-    """As many true as were counted, so that what they choose has the recorded shape."""
+    """Make as many true values as were counted, so that indexing with them gives the recorded shape."""
     numel, summary = draft.numel, draft.summary
     if summary.num_zero is not None:
         true = numel - min(numel, summary.num_zero)
@@ -259,7 +259,7 @@ def _booleans(draft: _Draft) -> torch.Tensor:
 
 
 def _positive_definite(draft: _Draft) -> torch.Tensor:
-    """Well-conditioned, its largest entry (which lies on the diagonal) as recorded."""
+    """Make a well-conditioned positive definite matrix; its largest entry (which lies on the diagonal) is as recorded."""
     *batch, rows, columns = draft.shape
     if rows != columns or not rows:
         return _floats(draft)
@@ -270,7 +270,7 @@ def _positive_definite(draft: _Draft) -> torch.Tensor:
 
 
 def _triangular(draft: _Draft) -> torch.Tensor:
-    """A Cholesky factor, lower or upper."""
+    """Make a Cholesky factor, lower or upper."""
     factor = torch.linalg.cholesky(_positive_definite(draft)) if draft.shape[-1:] == draft.shape[-2:-1] else _floats(draft)
     is_upper = bool(draft.argument(2, "upper", False))
     return factor.mT if is_upper else factor
@@ -282,7 +282,10 @@ def _symmetric(draft: _Draft) -> torch.Tensor:
 
 
 def _classes(draft: _Draft) -> torch.Tensor:
-    """Targets among the classes that there are, with the ignored one in between where it was seen. Shares stay shares."""
+    """Draw target classes from the recorded range, and the ignored class where it was seen.
+
+    Floating targets are shares, not classes, and are drawn as plain floats.
+    """
     if DTYPES[draft.slot.dtype].is_floating:
         return _floats(draft)
     low, high = _ends(draft)
@@ -296,7 +299,7 @@ def _classes(draft: _Draft) -> torch.Tensor:
 
 
 def _distinct(draft: _Draft) -> torch.Tensor:
-    """Places to write to, each once: where one is named twice, it is chance who writes last."""
+    """Draw indices without repetition: if two writes name one place, chance decides which of them stays."""
     if DTYPES[draft.slot.dtype].is_floating or draft.dtype == torch.bool:
         return _plain(draft)
     low, high = _ends(draft)
@@ -320,7 +323,7 @@ def _descending(draft: _Draft) -> torch.Tensor:
 
 
 def _offsets(draft: _Draft) -> torch.Tensor:
-    """Where bags begin: ascending, from 0."""
+    """Draw the offsets at which bags begin: ascending, from 0."""
     values = _integers(draft).reshape(draft.shape).sort(-1).values
     if values.numel():
         values[..., 0] = 0
@@ -328,7 +331,7 @@ def _offsets(draft: _Draft) -> torch.Tensor:
 
 
 def _counts(draft: _Draft) -> torch.Tensor:
-    """Repetitions that add up to the recorded length of the result."""
+    """Draw repetitions that add up to the recorded length of the result."""
     low, high = _ends(draft)
     values = _uniform(draft, low, high)
     made = draft.size_of((0,), "output")
@@ -345,7 +348,7 @@ def _counts(draft: _Draft) -> torch.Tensor:
 
 
 def _visible(draft: _Draft) -> torch.Tensor:
-    """A mask that leaves something of every row."""
+    """Draw a mask that leaves at least one position of every row visible."""
     values = _plain(draft).reshape(draft.shape)
     if len(draft.shape) < 2:
         return values
@@ -394,5 +397,5 @@ def _structure_of(draft: _Draft) -> Shape | None:
 
 
 def _is_argument(draft: _Draft) -> bool:
-    """Whether the slot stands among the arguments: a backward record has gradients of results under the same role."""
+    """Tell whether the slot is an argument of the call: in a backward record, gradients of results have the same role."""
     return any(slot is draft.slot for slot in draft.call.slots)

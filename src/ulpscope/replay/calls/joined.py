@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer's step with all parameters of a kind in one row: each element is stepped by itself, so that many small tensors are one.
+"""Step all like parameters of an optimizer as one long row: each element is stepped by itself, so many small tensors can be one.
 
-For computing what is exact and how far noise moves it, which is done dozens of times; what is judged comes from the step as it is.
+Only exact results and the effect of noise are computed this way, dozens of times. Judged results come from the step as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tensors = Mapping[Slot, torch.Tensor]
 
 
 def joined(program: Program) -> Program:
-    """The same program, faster, where it is the step of an optimizer that knows nothing but elements; else the program itself."""
+    """Return a faster form of an optimizer's step whose class works element by element; any other program is returned as it is."""
     if not isinstance(program, _Step) or program.cls.__name__ not in _BY_ELEMENT or len(program.parameters) < 2:
         return program
     return _Joined(program)
@@ -59,7 +59,7 @@ class _Joined:
 
     @cached_property
     def _kinds(self) -> list[list[str]]:
-        """Names of parameters that are stepped alike: the same settings, dtypes and counts."""
+        """Group the names of parameters that are stepped alike: the same settings, dtypes and counts."""
         kinds: dict[str, list[str]] = {}
         for name, one in self.step.parameters.items():
             dtypes = {_local(name, slot): record.dtype for slot, (record, _) in one.tensors.items()}
@@ -82,7 +82,7 @@ class _Joined:
 
 
 def _parted(values: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
-    """One result for each parameter; a count is the same for all."""
+    """Split the result row into one result for each parameter; a count is the same for all."""
     if values.dim() == 0:
         return [values.clone() for _ in shapes]
     return [part.view(shape) for part, shape in zip(torch.split(values, [shape.numel() for shape in shapes]), shapes, strict=True)]
@@ -94,7 +94,7 @@ def _path(name: str) -> tuple[int | str, ...]:
 
 
 def _local(name: str, slot: Slot) -> tuple[str, str]:
-    """What a slot is of its parameter: `("state", "exp_avg")`."""
+    """Name a slot within its parameter: `("state", "exp_avg")`."""
     rest = slot.path[len(_path(name)) :]
     return slot.role, str(rest[0]) if rest else ""
 

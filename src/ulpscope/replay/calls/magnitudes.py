@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large an overflowed result would have been: the recorded call once more in float64.
+"""Compute how large an overflowed result would have been: run the recorded call once more in float64.
 
-The watch records a backward call node by node: the node's gradients are numbered as the node has them, not by the inputs of the call.
-Which of the exact gradients a recorded one is, its finite elements tell.
+The non-finite hunt records a backward call node by node, and numbers gradients as the node does, not by the inputs of the call. The finite
+elements of a recorded gradient tell which of the exact gradients it is.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LOOSE = 0.05
 
 
 def largest_exact_result(record: CallRecord, slot: Slot, read: Reader) -> float | None:
-    """The largest magnitude that a slot of a forward call has in float64; None where it has none."""
+    """Return the largest magnitude that a slot of a forward call has in float64; None where it has none."""
     exact = _run_wide(forward_program(record, read)).get(slot)
     return None if exact is None else _largest(exact)
 
 
 def largest_exact_gradient(forward: CallRecord | None, backward: CallRecord, bad: TensorRecord, read: Reader) -> float | None:
-    """The largest magnitude that a gradient has in float64, from the forward side of its call and the gradients that came in."""
+    """Return the largest magnitude that a gradient has in float64, from the forward side of its call and the gradients that came in."""
     if forward is None or not any(slot.slot.is_input and slot.content is not None for slot in forward.slots):
         raise NotReplayable("what the call was given was gone when its gradient was computed")
     exact = _run_wide(backward_program(forward, _by_inputs(forward, backward), read))
@@ -40,7 +40,7 @@ def largest_exact_gradient(forward: CallRecord | None, backward: CallRecord, bad
 
 
 def _by_inputs(forward: CallRecord, backward: CallRecord) -> CallRecord:
-    """The backward record as if nothing but the gradients that came in were known of it, and each input were asked for its own."""
+    """Keep only the entering gradients of a backward record, and ask for the gradient of every input."""
     came = [slot for slot in backward.slots if slot.slot.role == "input"]
     asked = [
         replace(slot, slot=Slot("output", slot.slot.path), content=slot.content or "asked for")
@@ -55,7 +55,7 @@ def _run_wide(program: Program) -> dict[Slot, torch.Tensor]:
 
 
 def _fits(exact: torch.Tensor, recorded: torch.Tensor) -> bool:
-    """Whether a recorded gradient may be this one, reshaped or transposed: where it is finite the two agree."""
+    """Tell whether a recorded gradient may be this one, reshaped or transposed: they must agree where the recorded one is finite."""
     for candidate in (exact, exact.t() if exact.dim() == 2 else exact):
         if candidate.numel() == recorded.numel():
             values = candidate.reshape(recorded.shape)

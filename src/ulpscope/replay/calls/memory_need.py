@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a call can be run in the memory that there is, before it is run.
+"""Check that a call fits into memory before it is run.
 
-A record may lie: `torch.zeros` of 10**12 elements is a short line of text. A call may make 16 times what was kept of it, or 64 million
-elements. The shapes of its results are found on the meta device, which has no memory, where the sizes of its arguments leave a doubt.
+A record may lie: `torch.zeros` of 10**12 elements is a short line of text. A call may make 16 times the number of elements that were kept
+of it, or 64 million. Where the sizes of its arguments leave a doubt, the call runs on the meta device, which has shapes but no memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIZED_BY_VALUES: dict[str, Callable[[torch.Tensor], int]] = {
 
 
 def largest_result(records: Iterable[CallRecord]) -> int:
-    """How many elements one call may make."""
+    """Return how many elements one call may make."""
     kept = sum(math.prod(slot.shape) for record in records for slot in record.slots if slot.content is not None)
     return max(_ALWAYS_ALLOWED, _TIMES_WHAT_WAS_KEPT * kept)
 
@@ -58,7 +58,7 @@ def check_result_sizes(
     limit: int,
     run: Callable[[Mapping[Slot, torch.Tensor]], Iterable[torch.Tensor]],
 ) -> None:
-    """Raise unless the results are known to be small; `run` gives the results of the call on meta tensors."""
+    """Raise unless the results are known to be small; `run` runs the call on meta tensors."""
     sizes = [abs(value) for value in _integers(arguments, with_floats=not slots) if abs(value) > 1]
     _check_values(op, inputs, bool(sizes), limit)
     if op.rpartition(".")[2] == "combinations":
@@ -98,7 +98,7 @@ def _check_values(op: str, inputs: Mapping[Slot, torch.Tensor], has_integers: bo
 
 
 def _most_combined(arguments: Arguments, inputs: Mapping[Slot, torch.Tensor]) -> int:
-    """How many elements torch makes to find combinations: a grid of all tuples first."""
+    """Bound how many elements `torch.combinations` makes: it first makes a grid of all tuples."""
     length = (arguments.kwargs or {}).get("r", arguments.args[1] if len(arguments.args) > 1 else 2)
     count = max((value.numel() for value in inputs.values()), default=0)
     is_plain = isinstance(length, int) and 0 <= length <= _LONGEST_COMBINATION
@@ -106,7 +106,7 @@ def _most_combined(arguments: Arguments, inputs: Mapping[Slot, torch.Tensor]) ->
 
 
 def _most_convolved(shapes: list[tuple[int, ...]], padding: int) -> int:
-    """How many elements a convolution makes at most, with no larger padding than this."""
+    """Bound how many elements a convolution makes, with no larger padding than this."""
     given, weight = (*shapes, (), ())[:2]
     many = len(weight) - 2
     if many < 1 or len(given) <= many:

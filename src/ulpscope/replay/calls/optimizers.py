@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer's step as one call: parameters, gradients and state before it to parameters and state after it.
+"""Replay an optimizer's step as one call: from parameters, gradients and state before it to parameters and state after it.
 
-It is replayed by torch's own class in its plain form, neither fused nor foreach. Only classes that treat each parameter by itself are
-known here, so that parameters can be replayed one at a time. What counts steps is a constant of the replay and not one of its inputs.
+torch's own class runs the step in its plain form, neither fused nor foreach. Only classes that treat each parameter by itself are known
+here, so that parameters can be replayed one at a time. Step counters are constants of the replay, not inputs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FIRST_BUFFER = 0.01  # how far the first momentum buffer may be from its gradie
 
 
 def stepped_parameters(step: CallRecord) -> tuple[str, ...]:
-    """The names of the parameters that had a gradient in this step."""
+    """Return the names of the parameters that had a gradient in this step."""
     gradients = {slot.slot for slot in step.slots if slot.slot.role == "gradient"}
     return tuple(name for name, _ in _named_groups(step) if Slot.parse(f"gradient.{name}") in gradients)
 
@@ -61,11 +61,11 @@ def optimizer_program(
     read_previous: Reader | None = None,
     names: Collection[str] | None = None,
 ) -> Program:
-    """The step of an optimizer: `parameter.*`, `gradient.*` and `state.*` to `mutated.*` and `state.*`.
+    """Build the step of an optimizer as a program: `parameter.*`, `gradient.*` and `state.*` to `mutated.*` and `state.*`.
 
-    `parameters` are the records of parameters (`state.parameters`) of the same step; `previous` is the record of the same optimizer's
-    step before this one, with the reader of its own step; None where there was none, or where it was not recorded. With `names` only
-    these parameters are stepped.
+    `parameters` are the records of parameters (`state.parameters`) of the same step. `previous` is the record of the same optimizer's step
+    before this one, with the reader of its own step; None if there was none, or if it was not recorded. With `names` only these parameters
+    are stepped.
     """
     cls = _class_of(step)
     found: dict[str, _Parameter] = {}
@@ -84,7 +84,7 @@ def optimizer_program(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parameter:
-    """One parameter before the step; each tensor with the reader that has its bytes."""
+    """One parameter before the step; each tensor comes with the reader that has its bytes."""
 
     settings: dict[str, Any]
     tensors: dict[Slot, tuple[TensorRecord, Reader]]
@@ -134,7 +134,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """Where the values before a step are found."""
+    """Finds the values of parameters, gradients and state before a step."""
 
     step: dict[Slot, TensorRecord]
     read: Reader
@@ -177,7 +177,7 @@ class _Before:
         return _Parameter(settings=settings, tensors=tensors, counters=counters)
 
     def _state(self, name: str, settings: dict[str, Any]) -> list[tuple[Slot, TensorRecord]]:
-        """The state before the step; nothing where the step was the first."""
+        """Find the state before the step; nothing where the step was the first."""
         after = {slot: record for slot, record in self.step.items() if _is_state_of(slot, name)}
         before = [(slot, record) for slot, record in self.previous.items() if _is_state_of(slot, name)]
         counter = Slot.parse(f"state.{name}.step")
@@ -191,7 +191,7 @@ class _Before:
         return before
 
     def _is_first(self, name: str, settings: dict[str, Any], after: dict[Slot, TensorRecord]) -> bool:
-        """Whether a momentum buffer holds a single gradient, as it does after the first step."""
+        """Tell whether a momentum buffer holds a single gradient, as it does after the first step."""
         gradient = read_tensor(self.step[Slot.parse(f"gradient.{name}")], self.read).double()
         decay = settings.get("weight_decay", 0) * read_tensor(*self.values[Slot.parse(f"parameter.{name}")]).double()
         single = (-gradient if settings.get("maximize") else gradient) + decay
@@ -208,7 +208,7 @@ def _class_of(step: CallRecord) -> type[torch.optim.Optimizer]:
 
 
 def _named_groups(step: CallRecord) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each parameter's name with the settings of its group; one that capture could not name is called by its place."""
+    """Yield each parameter's name with the settings of its group; a parameter that capture could not name is called by its place."""
     groups = ((step.arguments.kwargs if step.arguments else None) or {}).get("groups")
     for number, group in enumerate(groups if isinstance(groups, list) else []):
         params = group.get("params") if isinstance(group, dict) else None
@@ -217,7 +217,7 @@ def _named_groups(step: CallRecord) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _settings(cls: type[torch.optim.Optimizer], step: CallRecord, group: dict[str, Any]) -> dict[str, Any]:
-    """A group's settings for torch's class in its plain form."""
+    """Return a group's settings for torch's class in its plain form."""
     defaults = cls([torch.nn.Parameter(torch.zeros(1))]).defaults  # type: ignore[call-arg]
     is_torchs = step.call.op.removeprefix("optimizer.") in _CLASSES
     missing = [key for key in defaults if key not in group and key not in _NEWER_SETTINGS]

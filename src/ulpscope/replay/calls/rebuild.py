@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name of an operation to the function behind it.
+"""Find the function behind the recorded name of an operation.
 
-A record is data from a file, and its names are not trusted. Nothing is imported and no attribute is followed by name alone: a name
-counts only where it stands for arithmetic on tensors, that is, for a function that torch lets a tensor override and that lies in one of
-torch's modules of arithmetic, for an ATen operation whose schema takes no text but the choices listed here (other text might be a path),
-or for an operation that somebody else has registered in this process and that takes no text at all.
+A record is data from a file, so its names are not trusted: nothing is imported, and no attribute is followed by name alone. A name counts
+only where it stands for arithmetic on tensors. That is a function that torch lets a tensor override and that lies in one of torch's modules
+of arithmetic, or an ATen operation whose schema takes no text but the choices listed here (other text might be a path), or an operation
+that other code has registered in this process and that takes no text at all.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CREATORS = frozenset(
 _NOT_OVERRIDABLE = frozenset({"unflatten"})
 _UNDEFINED = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split())
 
-# What reads memory or files, answers with something else than tensors, or works on the tensor object and not on its values.
+# Operations that read memory or files, return something else than tensors, or work on the tensor object and not on its values.
 _DENIED = frozenset(
     """
     __array__ __array_wrap__ __bool__ __complex__ __contains__ __deepcopy__ __dlpack__ __dlpack_device__ __float__ __format__ __index__
@@ -73,7 +73,7 @@ _DENIED = frozenset(
     storage storage_offset storage_type sym_constrain_range sym_constrain_range_for_size tolist untyped_storage
     """.split()
 )
-# Internals that trust their arguments, and layouts that are never kept.
+# Internals that trust their arguments, and memory layouts that capture never keeps.
 _DENIED_PATTERN = re.compile(
     r"_test_|_unsafe_(?!view$)|unsafe_(index|put|set)|nested|sparse|cslt|(?<!fake_)quantize(?!_per)|quantized|qparams|int[48]pack|4bit|philox"
     r"|batch_dim|_copy_from|pin_memory|storage|_debug|_foobar|_make_|_validate|_propagate|_lazy_clone|_assert|sym_constrain|cudnn_init"
@@ -86,7 +86,7 @@ _DENIED_NAMESPACES = frozenset(
     mkldnn onednn prim profiler quantization quantized rngprims sparse static_runtime symm_mem tensorexpr torchbind_testing
     """.split()
 )
-# The parameters of ATen operations that take one of a few words.
+# Parameters of ATen operations whose text is one of a few words.
 _CHOICES = frozenset(
     """
     UPLO activation approximate driver equation indexing interpolation mode norm ord p pad_mode padding padding_side reduce rounding_mode
@@ -106,7 +106,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 @functools.lru_cache(maxsize=8192)
 def function_of(op: str, level: Level = "api") -> Function:
-    """The function that a record of this operation and level is a call of.
+    """Return the function that a record of this operation and level is a call of.
 
     >>> function_of("functional.gelu") is torch.nn.functional.gelu
     True
@@ -137,7 +137,7 @@ def function_of(op: str, level: Level = "api") -> Function:
 
 
 def writes_to_arguments(function: Function, op: str) -> bool:
-    """Whether a call may write to its arguments, as far as its name or schema tells."""
+    """Tell whether a call may write to its arguments, as far as its name or schema tells."""
     if isinstance(function, torch._ops.OpOverload):
         return function._schema.is_mutable
     if isinstance(function, torch._ops.OpOverloadPacket):
@@ -165,7 +165,7 @@ def _named(owner_name: str, name: str) -> Function | None:
 
 
 def _is_from_arithmetic(function: Any, name: str) -> bool:
-    """Whether a function in Python lies in a module of arithmetic, and one in C++ takes no text that might be a path."""
+    """Tell whether a Python function lies in a module of arithmetic, or a C++ function takes no text that might be a path."""
     if isinstance(function, FunctionType):
         return function.__module__ in _MODULES
     return all(_is_arithmetic(packet, _CHOICES) for packet in _packets(name))
@@ -185,18 +185,21 @@ def _overridable() -> frozenset[Any]:
 
 
 def _is_aten(name: str) -> bool:
-    """Whether an ATen operation of this name has a kernel."""
+    """Tell whether an ATen operation of this name has a kernel."""
     return any(map(_has_kernel, _packets(name)))
 
 
 def _packets(name: str) -> list[torch._ops.OpOverloadPacket]:
-    """The ATen operations of this name; some names stand for ATen functions behind a prefix."""
+    """Find the ATen operations of this name; some names stand for ATen functions behind a prefix."""
     found = (_packet("aten", each) for each in (name, f"linalg_{name}"))
     return [packet for packet in found if packet is not None]
 
 
 def _packet(namespace: str, name: str) -> torch._ops.OpOverloadPacket | None:
-    """An operation that the dispatcher knows; asked there first, since asking `torch.ops` makes whatever it is asked for."""
+    """Find an operation that the dispatcher knows.
+
+    The schema lookup comes first, since `torch.ops` creates an entry for any name that it is asked for.
+    """
     if not torch._C._jit_get_schemas_for_operator(f"{namespace}::{name}"):
         return None
     found = getattr(getattr(torch.ops, namespace), name, None)
@@ -208,7 +211,7 @@ def _has_kernel(packet: torch._ops.OpOverloadPacket) -> bool:
 
 
 def _is_dispatched(overload: torch._ops.OpOverload) -> bool:
-    """Whether it is an operation on tensors: TorchScript knows others of the same name, on numbers, text and lists."""
+    """Tell whether the overload works on tensors: TorchScript knows others of the same name, on numbers, text and lists."""
     return torch._C._dispatch_has_kernel(overload._name)
 
 
@@ -217,7 +220,7 @@ def _overloads(packet: torch._ops.OpOverloadPacket) -> list[torch._ops.OpOverloa
 
 
 def _registered(name: str) -> Function:
-    """An operation of the dispatcher: `aten.mm.default`, `aten.add.Tensor`, `mylib.foo`."""
+    """Find an operation of the dispatcher: `aten.mm.default`, `aten.add.Tensor`, `mylib.foo`."""
     parts = name.split(".")
     if len(parts) not in (2, 3) or not all(_IDENTIFIER.fullmatch(part) for part in parts) or parts[0].startswith("__"):
         raise NotReplayable(f"'{name[:80]}' is no name of an operation")
@@ -236,7 +239,7 @@ def _registered(name: str) -> Function:
 
 
 def _is_arithmetic(function: Any, choices: frozenset[str]) -> bool:
-    """Whether every overload takes tensors and numbers only, or makes a tensor of numbers; of text the parameters named in `choices`."""
+    """Tell whether every overload is arithmetic: it takes only tensors, numbers and the text in `choices`, or makes a tensor of numbers."""
     overloads = [function] if isinstance(function, torch._ops.OpOverload) else _overloads(function)
     for overload in filter(_is_dispatched, overloads):
         if choices and _NAMED_DIMENSIONS.search(overload._overloadname):
@@ -255,5 +258,5 @@ def _attribute(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on_another_device(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Moving a tensor keeps its values, and here there is one device."""
+    """Replay a move to another device: the values stay, and a replay has only one device."""
     return tensor.view_as(tensor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code of the user's own, run at his word: the `autograd.Function`s of modules that he names, by the names of their records."""
+"""Import modules of the user's own at the user's request, and find their `autograd.Function`s by the names of their records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REGISTERED: dict[str, Callable[..., Any]] = {}
 
 
 def import_and_register(module: str) -> None:
-    """Import a module; what it registers with torch is known from then on, and so are its Functions."""
+    """Import a module, so that the operations it registers with torch and its Functions can be replayed."""
     try:
         found = importlib.import_module(module)
     except Exception as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same call in a wider precision: which dtype it is, and what must follow so that it stays the same call."""
+"""Run the same call in a wider precision: choose the dtype, and adjust the arguments that would make it another call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMPUTED_IN_FLOAT32 = frozenset({"float32", "bfloat16", "float16"})
 
 
 def wider_precision(given: Mapping[Slot, torch.Tensor], recorded: Mapping[Slot, TensorRecord]) -> torch.dtype | None:
-    """The widest real dtype among the given tensors, if any of them is wider than what was recorded; None for a native replay."""
+    """Return the widest real dtype among the given tensors, if any is wider than recorded; None for a native replay."""
     widest: torch.dtype | None = None
     is_wider = False
     for slot, tensor in given.items():
@@ -36,7 +36,7 @@ def wider_precision(given: Mapping[Slot, torch.Tensor], recorded: Mapping[Slot, 
 
 
 def wider_dtype(dtype: torch.dtype, wide: torch.dtype | None) -> torch.dtype:
-    """What an argument that asks for `dtype` asks for in the wider precision."""
+    """Return the dtype to put in for an argument that asks for `dtype`, in the wider precision."""
     if wide is None:
         return dtype
     if dtype.is_complex:
@@ -47,10 +47,10 @@ def wider_dtype(dtype: torch.dtype, wide: torch.dtype | None) -> torch.dtype:
 def in_wider_precision(
     op: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], native: str
 ) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
-    """A call whose meaning would change with the dtype alone, written so that it does not.
+    """Rewrite a call whose meaning would change with the dtype alone, so that it does not.
 
-    `native` is the recorded dtype of the first floating tensor. A cast keeps its value, and the defaults that torch takes from
-    the dtype are those of the recorded one.
+    `native` is the recorded dtype of the first floating tensor. A cast keeps its value, and the defaults that torch takes from the dtype
+    are those of the recorded one.
     """
     short = op.removesuffix(".default").rpartition(".")[2]
     if op in _CASTS:
@@ -69,7 +69,10 @@ def in_wider_precision(
 
 
 def _with_tolerance(short: str, args: list[Any], kwargs: dict[str, Any], eps: float) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments with the share of the largest singular value below which one counts as 0, where it was left to the dtype."""
+    """Fill in the tolerance that torch takes from the dtype, where the caller gave none.
+
+    A singular value below this share of the largest one counts as 0.
+    """
     name, num_before = _RANKED[short]
     given = [*args[num_before:], *(value for key, value in kwargs.items() if key in _TOLERANCES)]
     matrix = args[0] if args else next((kwargs[key] for key in ("A", "input") if key in kwargs), None)
@@ -79,7 +82,7 @@ def _with_tolerance(short: str, args: list[Any], kwargs: dict[str, Any], eps: fl
 
 
 def _cast_kept(short: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What a cast keeps in any precision: real and imaginary part, or the real part alone."""
+    """Return a function that does what a cast does in any precision: keep real and imaginary part, or the real part alone."""
     is_complex = short in ("cfloat", "chalf", "cdouble")
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +94,7 @@ def _cast_kept(short: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _with_default(args: list[Any], kwargs: dict[str, Any], position: int, name: str, value: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments with a value for one that was left to its default."""
+    """Return the arguments with a value for one that was left to its default."""
     if len(args) > position:
         return [*args[:position], value if args[position] is None else args[position], *args[position + 1 :]], kwargs
     return args, {**kwargs, name: value if kwargs.get(name) is None else kwargs[name]}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How surprising a draw is, by inequalities that hold for every size and every distribution: no limit of large numbers is taken.
+"""Measure how surprising a draw is, by inequalities that hold for every size and every distribution: no limit of large numbers is taken.
 
-A surprise e says that an honest draw is this far off with probability 2 exp(-e) at most. As standard errors of a normal distribution
-that is sqrt(2 e): 8 of them are one in 4e13.
+A surprise e says that an honest draw is this far off with probability 2 exp(-e) at most. As standard errors of a normal distribution that
+is sqrt(2 e): 8 of them are one in 4e13.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def standard_errors(surprise: float) -> float:
 
 
 def worst_of(surprises: list[float]) -> float:
-    """The largest of several, each with its share of the chance."""
+    """Return the largest of several surprises, reduced for their number (each gets its share of the chance)."""
     return max(surprises, default=0.0) - math.log(max(len(surprises), 1))
 
 
 def share_surprise(count: int, total: int, share: float) -> float:
-    """Of `count` successes among `total` independent trials of one probability (Chernoff)."""
+    """Return the surprise of `count` successes among `total` independent trials of one probability (Chernoff)."""
     if not total:
         return 0.0
     if not 0 < share < 1:
@@ -39,9 +39,11 @@ def share_surprise(count: int, total: int, share: float) -> float:
 
 
 def sum_surprise(difference: float, variance: float, largest: float = 1.0, slack: float = 0.0) -> float:
-    """Of a sum of independent numbers, none further than `largest` from its mean, that is `difference` off (Bernstein).
+    """Return the surprise of a sum of independent numbers that is `difference` off (Bernstein).
 
-    `slack` is what rounding may move the sum by.
+    No number lies further than `largest` from its mean.
+
+    `slack` is how far rounding may move the sum.
     """
     off = max(abs(difference) - slack, 0.0)
     if not off:
@@ -51,9 +53,10 @@ def sum_surprise(difference: float, variance: float, largest: float = 1.0, slack
 
 
 def apart_as_samples(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> float:
-    """Of two samples of one distribution whose elements are drawn alike: the largest distance of their shares below any value.
+    """Return the surprise of two samples of one distribution, from the largest distance between their shares below any value.
 
-    By the Dvoretzky-Kiefer-Wolfowitz inequality for each of the two. Values of the given dtype may be off by their rounding.
+    Elements must be drawn alike. The bound is the Dvoretzky-Kiefer-Wolfowitz inequality for each of the two samples. Values of the given
+    dtype may be off by their rounding.
     """
     one, other = (values.reshape(-1).to(torch.float64).sort().values for values in (ours, theirs))
     if not one.numel() or not other.numel():
@@ -66,7 +69,7 @@ def apart_as_samples(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtyp
 
 
 def _above(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> float:
-    """By how much more of `one` lies at or below some value than `other` has a rounding further up."""
+    """Return by how much the share of `one` at or below some value exceeds the share of `other` a rounding further up."""
     slack = _ENDS * torch.finfo(dtype).eps * (one.abs() + other.abs().median()) if dtype.is_floating_point else torch.zeros_like(one)
     here = torch.searchsorted(one, one, right=True).to(torch.float64) / one.numel()
     there = torch.searchsorted(other, one + slack, right=True).to(torch.float64) / other.numel()

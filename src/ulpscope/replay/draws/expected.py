@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said of a call that draws random numbers: not its values, but whether they are of the distribution that it was asked for.
+"""Judge a call that draws random numbers: not its values, but whether they are of the distribution that it was asked for.
 
-What is certain is asked of each element: what a dropout keeps it scales by 1 / (1 - p), a permutation names each number once, a category
-of probability 0 is never drawn, a fractional pooling gives maxima of regions that some draw makes (`pooling`). What is chance is asked of
-all elements together, by bounds that an honest draw crosses in less than one of 4e13 cases (`chance`). Fills, whose elements are drawn
-alike, are held against draws of the CPU.
+Each element must meet what is certain: a dropout scales what it keeps by 1 / (1 - p), a permutation names each number once, a category of
+probability 0 is never drawn, a fractional pooling gives maxima of regions that some draw makes (`pooling`). All elements together must meet
+bounds on chance, which an honest draw crosses in less than one of 4e13 cases (`chance`). Fills, whose elements are drawn alike, are
+compared with draws of the CPU.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ALPHA = -1.7580993408473766
 
 
 def without_draws(program: Program) -> Program | None:
-    """The same call with a dropout of 0, where that is a part of what it computes: attention, recurrent layers. None for others."""
+    """Return the same call with a dropout of 0, where dropout is only a part of it (attention, recurrent layers); None for other calls."""
     if not isinstance(program, (_Forward, _Backward)):
         return None
     arguments = silenced(program.call.record.call.op, program.call.arguments)
@@ -62,9 +62,9 @@ def without_draws(program: Program) -> Program | None:
 
 
 def hangs_on_rounding(program: Program) -> bool:
-    """Whether a call is given what others draw, and makes of it in 16 bits what depends on how that is rounded: regions of a pooling.
+    """Tell whether a pooling in 16 bits gets its draws as input: where its regions begin depends on how those draws are rounded.
 
-    Nothing is left to chance then, and still no computation in another precision says where they begin.
+    Nothing is left to chance then, and still no computation in another precision says where the regions begin.
     """
     if not isinstance(program, (_Forward, _Backward)) or program.call.record.call.short.removesuffix("_with_indices") not in _POOLINGS:
         return False
@@ -72,18 +72,18 @@ def hangs_on_rounding(program: Program) -> bool:
 
 
 def drawing_before(program: Program) -> Program | None:
-    """The forward call of a gradient that says little without what its forward call drew; None for any other."""
+    """Return the forward call of a gradient that says little without what its forward call drew; None for any other."""
     if not isinstance(program, _Backward) or not program.call.record.call.short.startswith(_POOLINGS):
         return None
     return _Forward(program.call, program.read)
 
 
 def surprises(program: Program, made: Tensors, *, is_recorded: bool = False, before: Tensors | None = None) -> dict[Slot, Surprise]:
-    """Every result that something can be said of; NotReplayable where the distribution of none of them is known.
+    """Judge every result whose distribution is known; raise NotReplayable if none is.
 
-    `is_recorded` says that `made` is what was recorded beside the inputs of `program`, and not drawn now: a gradient that was recorded
-    knows what its forward call dropped (after a relu it is 0 there). `before` is what the forward call of a gradient made from the same
-    draw, where it is not recorded.
+    `is_recorded` says that `made` was recorded beside the inputs of `program`, and not drawn now: a recorded gradient shows what its
+    forward call dropped (after a relu it is 0 there). `before` holds the results of a gradient's forward call on the same draw, where
+    they are not recorded.
     """
     draw = replace(_Draw.of(program), is_recorded=is_recorded, made=made, before=before)
     judge = _judge_of(draw)
@@ -97,7 +97,7 @@ def surprises(program: Program, made: Tensors, *, is_recorded: bool = False, bef
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """A random call with its arguments as values. `entered` is what it works on: an argument, or backward the gradient of its result."""
+    """A random call with its arguments as values. It works on `entered`: an argument, or in a backward call its result's gradient."""
 
     program: _Forward | _Backward
     args: list[Any]
@@ -126,7 +126,7 @@ class _Draw:
 
     @property
     def first(self) -> torch.Tensor:
-        """What the call is given first."""
+        """Return the first argument of the call."""
         found = self.argument("input", 0)
         return found if isinstance(found, torch.Tensor) else next(iter(self.program.inputs.values()))
 
@@ -138,11 +138,11 @@ class _Draw:
 
     @property
     def drawn_before(self) -> torch.Tensor | None:
-        """What the forward call of a recorded gradient made; None where that was not kept."""
+        """Return what the forward call of a recorded gradient made; None where that was not kept."""
         return self.made_before(Slot("output", (0,)), Slot("mutated", (0,)))
 
     def made_before(self, *slots: Slot) -> torch.Tensor | None:
-        """The first of these results that the forward call of a gradient has; None where it was not kept."""
+        """Return the first of these results that the forward call of a gradient has; None where it was not kept."""
         if self.before is not None or not self.is_recorded:
             return next((self.before[slot] for slot in slots if slot in self.before), None) if self.before is not None else None
         results = {record.slot: record for record in self.program.call.record.slots}
@@ -156,7 +156,7 @@ class _Draw:
         return any(isinstance(self.argument(name, place), torch.Tensor) for name, place in places)
 
     def again(self, like: torch.Tensor, slot: Slot) -> torch.Tensor:
-        """Draws of the CPU, so many that they say more than what they are held against, one after the other."""
+        """Draw on the CPU several times, one after the other, until there are enough draws to tell more than the tested ones do."""
         many = min(_MOST_DRAWS, max(1, math.ceil(_ENOUGH / max(1, like.numel()))))
         with _seeded():
             drawn = []
@@ -203,7 +203,7 @@ def _judge_of(draw: _Draw) -> _Judge | None:
 
 
 def _dropped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """What is kept is scaled, all else is 0 (of an alpha dropout, a constant), and so many units are dropped as were asked for."""
+    """Judge a dropout: each element is scaled or 0 (in an alpha dropout, a constant), and the share of dropped units is as asked."""
     share, given = draw.argument("p", 1, 0.5), draw.entered
     if not isinstance(share, (int, float)) or given is None or given.shape != value.shape or not 0 < share < 1:
         return None
@@ -214,7 +214,7 @@ def _dropped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
     slack = _ROUNDINGS * torch.finfo(value.dtype).eps * size + torch.finfo(value.dtype).tiny
     is_kept, is_dropped = ((found - one).abs() <= slack for one in (kept, dropped))
     is_kept |= (found == kept.to(value.dtype)) & ~torch.isfinite(found)  # it overflows
-    is_open = ~torch.isfinite(given)  # nothing is known of what becomes of NaN, infinities times 0 among them
+    is_open = ~torch.isfinite(given)  # the result of NaN, or of infinity times 0, is not known
     if wrong := int((~(is_kept | is_dropped | is_open)).sum()):
         text = "by another factor than 1 / (1 - p)" if not _is_alpha(draw) else "otherwise than an alpha dropout does"
         return IMPOSSIBLE, f"scales {wrong} of the elements that it keeps {text}"
@@ -225,9 +225,10 @@ def _dropped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
 
 
 def _dropped_as_before(draw: _Draw, share: float, is_kept: torch.Tensor, is_dropped: torch.Tensor) -> Surprise:
-    """A recorded gradient passes where the forward call kept an element, and nowhere else: nothing is left to chance.
+    """Check that a recorded gradient passes exactly where the forward call kept an element: nothing is left to chance.
 
-    How many of its elements are 0 says nothing. What comes after a dropout (a relu, an absolute value) gives none where it got a 0.
+    How many of its elements are 0 says nothing: an operation after the dropout (a relu, an absolute value) gives no gradient where it got a
+    0.
     """
     before = draw.drawn_before
     if before is None or before.shape != is_kept.shape or before.dtype == torch.bool:
@@ -235,7 +236,7 @@ def _dropped_as_before(draw: _Draw, share: float, is_kept: torch.Tensor, is_drop
     forward = replace(draw, program=_Forward(draw.program.call, draw.program.read))
     kept, dropped, size = _kept_and_dropped(forward, draw.first.to(torch.float64), share)
     slack = _ROUNDINGS * torch.finfo(before.dtype).eps * size + torch.finfo(before.dtype).tiny
-    is_told = torch.isfinite(draw.first)  # what became of an infinity says nothing: any distance is within its slack
+    is_told = torch.isfinite(draw.first)  # an infinity tells nothing: any distance is within its slack
     was_kept, was_dropped = (((before.to(torch.float64) - one).abs() <= slack) & is_told for one in (kept, dropped))
     wrong = int(((was_kept & ~was_dropped & ~is_kept) | (was_dropped & ~was_kept & ~is_dropped)).sum())
     return (IMPOSSIBLE, f"drops {wrong} gradients otherwise than its forward call dropped") if wrong else (0.0, "")
@@ -246,7 +247,7 @@ def _is_alpha(draw: _Draw) -> bool:
 
 
 def _kept_and_dropped(draw: _Draw, given: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What an element becomes if it is kept and if it is dropped, and the size of what is rounded on the way."""
+    """Return what each element becomes if it is kept, what if it is dropped, and the size of the numbers that are rounded on the way."""
     if not _is_alpha(draw):
         scaled = given / (1 - share)
         return scaled, torch.zeros_like(given), scaled.abs()
@@ -258,7 +259,7 @@ def _kept_and_dropped(draw: _Draw, given: torch.Tensor, share: float) -> tuple[t
 
 
 def _by_unit(draw: _Draw, flags: torch.Tensor) -> torch.Tensor:
-    """One flag for what is dropped together: an element, or a whole channel."""
+    """Return one flag for each unit that is dropped together: an element, or a whole channel."""
     name = draw.plain_name
     if name in ("dropout", "alpha_dropout", "native_dropout", "_fused_dropout") or flags.dim() < 2:
         return flags
@@ -274,7 +275,7 @@ def _share_of(count: int, total: int, share: float, verb: str) -> Surprise:
 
 
 def _filled(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Elements that are all drawn alike, against draws of the CPU."""
+    """Judge elements that are all drawn alike by comparing them with draws of the CPU."""
     theirs = draw.again(value, slot)
     if value.is_complex():
         value, theirs = torch.view_as_real(value.resolve_conj()), torch.view_as_real(theirs.resolve_conj())
@@ -287,7 +288,7 @@ def _filled(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
 
 
 def _num_outside(draw: _Draw, value: torch.Tensor) -> int:
-    """How many numbers lie where the call never draws any."""
+    """Count the numbers that lie outside of the range that the call draws from."""
     low, high = _range(draw)
     found = value.to(torch.float64)
     room = torch.finfo(value.dtype).eps * max(abs(low), abs(high), 0.0) if value.is_floating_point() and math.isfinite(high) else 0.0
@@ -308,7 +309,7 @@ def _range(draw: _Draw) -> tuple[float, float]:
 
 
 def _normal(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Each element from a mean and a deviation of its own: what is left without them is drawn alike."""
+    """Judge normal numbers with a mean and a deviation for each element: without these, all elements are drawn alike."""
     mean, deviation = (
         one.to(torch.float64) if isinstance(one, torch.Tensor) else torch.tensor(float(one), dtype=torch.float64)
         for one in (draw.argument("mean", 0, 0.0), draw.argument("std", 1, 1.0))
@@ -320,7 +321,7 @@ def _normal(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
 
     size = float((mean.abs() / deviation.clamp(min=1e-300)).max()) if mean.numel() and deviation.numel() else 0.0
     if size * torch.finfo(value.dtype).eps > 1e-3:
-        return 0.0, ""  # rounding is most of what could be seen
+        return 0.0, ""  # rounding would hide the deviation
     theirs = torch.randn(max(_ENOUGH, value.numel()), dtype=torch.float64, generator=torch.Generator().manual_seed(_SEED))
     return apart_as_samples(without(value), theirs, value.dtype), "draws another distribution than its means and deviations make"
 
@@ -329,7 +330,7 @@ def _normal(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
 
 
 def _flipped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Ones and zeros, each with a probability of its own."""
+    """Judge ones and zeros, each drawn with a probability of its own."""
     shares = draw.argument("p", 1)
     shares = (shares if isinstance(shares, torch.Tensor) else draw.first).to(torch.float64)
     if slot.role == "mutated" and slot.path != (0,):
@@ -348,7 +349,7 @@ def _flipped(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
 
 
 def _chosen(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Categories as often as their weights say; without replacement, the first of a row, and no category twice."""
+    """Judge categories by how often they are drawn; without replacement by the first of a row, and no category may come twice."""
     weights = draw.first.to(torch.float64)
     weights, drawn = (one.reshape(-1, one.shape[-1]) for one in (weights, value))
     count, is_repeated = weights.shape[-1], bool(draw.argument("replacement", 2, False))
@@ -365,7 +366,7 @@ def _chosen(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
 
 
 def _frequencies(drawn: torch.Tensor, shares: torch.Tensor, eps: float) -> Surprise:
-    """Each category's count over all rows against what the rows' shares make of it."""
+    """Compare each category's count over all rows with the count that the rows' shares predict."""
     per_row = drawn.shape[-1]
     found = torch.bincount(drawn.reshape(-1), minlength=shares.shape[-1]).to(torch.float64)
     expected, variance = shares.sum(0) * per_row, (shares * (1 - shares)).sum(0) * per_row
@@ -378,7 +379,7 @@ def _frequencies(drawn: torch.Tensor, shares: torch.Tensor, eps: float) -> Surpr
 
 
 def _counted(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Numbers of events, `poisson` by their rates and `binomial` by counts and probabilities."""
+    """Judge numbers of events: `poisson` by its rates, `binomial` by its counts and probabilities."""
     drawn, rates = value.to(torch.float64), draw.first.to(torch.float64)
     if bool(((drawn < 0) | (drawn != drawn.round())).any()):
         return IMPOSSIBLE, "draws other numbers than counts"
@@ -407,7 +408,7 @@ _VALUES, _INDICES = Slot("output", (0,)), Slot("output", (1,))
 
 
 def _pooled(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Maxima of regions that one draw for each plane makes, and where they stand."""
+    """Judge a pooling's maxima, and their places, by regions that one draw for each plane makes."""
     pooled = _pooling(draw, value.shape)
     if slot == _VALUES:
         wrong, text = pooled.num_unexplained(value), "gives no maxima of regions that a draw makes"
@@ -421,7 +422,7 @@ def _pooled(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
 
 
 def _scattered(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """What enters for a region goes to the place of its maximum: the forward call knows which one that was."""
+    """Judge the gradient of a pooling: each region's must go to the place of its maximum, which the forward call knows."""
     entered, results, indices = draw.entered, draw.made_before(_VALUES), draw.made_before(_INDICES)
     if entered is None or results is None or results.shape != entered.shape or value.shape != draw.first.shape:
         return None
@@ -437,7 +438,7 @@ def _pooling(draw: _Draw, result: torch.Size) -> Pooled:
 
 
 def _leaked(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Positive numbers as they are, others times a slope of the range."""
+    """Judge a randomized leaky relu: positive numbers stay as they are, others are scaled by a slope of the range."""
     given, entered = draw.first.to(torch.float64), draw.entered
     if entered is None or entered.shape != value.shape or given.shape != value.shape:
         return None
@@ -461,7 +462,10 @@ def _eps(value: torch.Tensor) -> float:
 
 
 def _softened(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Shares that add up to 1; the largest of a row is a category as often as its softmax says, whatever the temperature is."""
+    """Judge a Gumbel softmax: each row's shares add up to 1, and a category is the largest as often as the softmax of its row says.
+
+    That holds for any temperature.
+    """
     dim, is_hard = int(draw.argument("dim", 4, -1)), bool(draw.argument("hard", 2, False))
     if not value.numel() or not value.dim():
         return 0.0, ""
@@ -475,7 +479,7 @@ def _softened(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
 
 
 def _softened_backward(draw: _Draw, slot: Slot, value: torch.Tensor) -> Surprise | None:
-    """Whatever was drawn, the gradients of a row add up to 0, and none is larger than the softmax is steep."""
+    """Judge the gradient of a Gumbel softmax, whatever was drawn: rows add up to 0, and no element exceeds the steepest slope."""
     dim, entered = int(draw.argument("dim", 4, -1)), draw.entered
     if entered is None or not value.numel() or not value.dim():
         return 0.0, ""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fractional max pooling with regions that the call draws: whether any draw explains what it gave (Graham 2014, arXiv:1412.6071).
+"""Check whether any draw explains the result of fractional max pooling, whose regions are random (Graham 2014, arXiv:1412.6071).
 
 Along each dimension of a plane one number u of [0, 1) decides where all regions begin:
 
     start(i) = int((i + u) alpha) - int(u alpha),    alpha = (size - kernel) / (regions - 1),    the last one at size - kernel
 
 As u grows, a start changes at the fractions of m / alpha and nowhere else. So few sequences are possible, and all of them are tried. Near
-such a place a kernel that rounds i + u, alpha and their product may give either start; between two of them none does.
-A result is right if one sequence along each dimension explains the whole plane.
+such a place a kernel that rounds i + u, alpha and their product may give either start; between two of them none does. A result is right if
+one sequence along each dimension explains the whole plane.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROUNDINGS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class _Starts:
-    """Where the regions along one dimension may begin: `first` and the numbers after it, those of a sequence together."""
+    """The possible starts of the regions along one dimension: the first start of each region, and which later ones each sequence allows."""
 
     kernel: int
     last: int
@@ -57,18 +57,18 @@ class _Starts:
 
     @property
     def places(self) -> torch.Tensor:
-        """Every start of every region, those that none begins at replaced by the last."""
+        """Return every possible start of every region; starts past the end become the last one."""
         return (self.first[:, None] + torch.arange(self.allowed.shape[-1])).clamp(max=self.last)
 
     @property
     def reach(self) -> torch.Tensor:
-        """Every place that a region may hold."""
+        """Return every place that a region may hold."""
         return (self.first[:, None] + torch.arange(self.allowed.shape[-1] + self.kernel - 1)).clamp(max=self.last + self.kernel - 1)
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """What a pooling is given, plane after plane, and how many regions it makes of it; `dtype` is that in which starts are computed."""
+    """The planes that a pooling is given and the number of regions it makes; `dtype` is the one in which starts are computed."""
 
     values: torch.Tensor
     kernel: tuple[int, ...]
@@ -95,7 +95,7 @@ class Pooled:
         return [_Starts.of(size, kernel, regions, rounding) for size, kernel, regions in sizes]
 
     def num_unexplained(self, results: torch.Tensor | None, indices: torch.Tensor | None = None) -> int:
-        """In how many planes no draw gives these results and, where they are given, these indices into the plane."""
+        """Count the planes for which no draw gives these results and, where they are given, these indices into the plane."""
         results, indices = (None if one is None else _planes(one, self.num_dims) for one in (results, indices))
         width = math.prod(self.regions) * math.prod(starts.allowed.shape[-1] for starts in self._starts)
         wrong = 0
@@ -106,7 +106,7 @@ class Pooled:
         return wrong
 
     def _fits(self, results: torch.Tensor | None, indices: torch.Tensor | None) -> torch.Tensor:
-        """By plane, region and its start along each dimension: whether that region has this maximum, there."""
+        """Tell by plane, region and its start along each dimension whether that region has this maximum, at this place."""
         highest = self.values
         for at, size in enumerate(self.kernel):
             highest = highest.unfold(at + 1, size, 1).amax(-1)
@@ -128,7 +128,7 @@ class Pooled:
         return fits
 
     def _along(self, values: torch.Tensor, at: int) -> torch.Tensor:
-        """Numbers by region and start of one dimension, to stand beside those of the others."""
+        """Reshape numbers by region and start of one dimension, so that they broadcast with those of the other dimensions."""
         shape = [1] * (2 * self.num_dims)
         shape[at], shape[at + self.num_dims] = values.shape
         return values.reshape(shape)
@@ -138,9 +138,9 @@ class Pooled:
 
 
 def _explained(fits: torch.Tensor, allowed: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Which planes one sequence along each dimension explains; `fits` is by plane, region and start.
+    """Tell which planes one sequence along each dimension explains; `fits` is by plane, region and start.
 
-    A sequence that no choice of the others could explain is left out first, which leaves few.
+    Sequences that no choice of the others could explain are dropped first, which leaves few.
     """
     sequences, *others = allowed
     num_dims = len(allowed)
@@ -161,10 +161,10 @@ def _explained(fits: torch.Tensor, allowed: Sequence[torch.Tensor]) -> torch.Ten
 
 @dataclass(frozen=True)
 class Scattered:
-    """A gradient of what was pooled: each region's goes to the place of its maximum, and nowhere else.
+    """The gradient of pooled values: each region's goes to the place of its maximum, and nowhere else.
 
-    Without indices that place is the only one within reach that holds the maximum. Where there are several, any of them may have been it:
-    what they get together is known, and no more.
+    Without indices that place is the only one within reach that holds the maximum. If several hold it, only the sum of their gradients is
+    known.
     """
 
     pooled: Pooled
@@ -173,7 +173,7 @@ class Scattered:
     entering: torch.Tensor
 
     def num_wrong(self, gradient: torch.Tensor) -> int:
-        """How many places, or planes as a whole, get another gradient than they should."""
+        """Count the places that get another gradient than they should; a plane whose sum is wrong counts too."""
         eps, num_dims = torch.finfo(gradient.dtype).eps, self.pooled.num_dims
         values, entering = (_planes(one, num_dims) for one in (gradient, self.entering))
         results, indices = (None if one is None else _planes(one, num_dims) for one in (self.results, self.indices))
@@ -188,12 +188,12 @@ class Scattered:
 
 
 def _candidates(pooled: Pooled, results: torch.Tensor, indices: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """By plane and region: places of the plane, and which of them may have been chosen."""
+    """Return by plane and region the places of the plane, and which of them may have been chosen."""
     if indices is not None:
         places = indices.flatten(1)[..., None].clamp(0, math.prod(pooled.values.shape[1:]) - 1)
         return places, torch.ones_like(places, dtype=torch.bool)
     grid = [pooled._along(starts.reach, at) for at, starts in enumerate(pooled._starts)]
-    # a place beyond the last one was replaced by it, and counts once
+    # places beyond the last one were replaced by the last one, which must count once
     is_new = torch.ones((), dtype=torch.bool)
     for at, starts in enumerate(pooled._starts):
         is_new = is_new & pooled._along(torch.nn.functional.pad(starts.reach.diff(dim=1) > 0, (1, 0), value=True), at)
@@ -207,7 +207,7 @@ def _candidates(pooled: Pooled, results: torch.Tensor, indices: torch.Tensor | N
 
 
 def _num_wrong(gradient: torch.Tensor, entering: torch.Tensor, places: torch.Tensor, may_be: torch.Tensor, eps: float) -> int:
-    """By plane and place of it, the given gradient against the sum of what enters there, as far as a sum in this precision is rounded."""
+    """Count the wrong gradients in some planes: compare each place with the sum of what enters there, within its rounding."""
     entering = entering[..., None].expand(places.shape)
 
     def gathered(values: torch.Tensor) -> torch.Tensor:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute by written-out formulas what no kernel of the CPU computes."""
+"""Compute operations without a CPU kernel by written-out formulas."""

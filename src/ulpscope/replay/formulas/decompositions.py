@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second honest computation of the same call, which shares no kernel of the native precision with the first.
+"""Compute the same call a second time, honestly, with no kernel of the native precision that the first computation used.
 
-Every operation is taken apart by torch's own decompositions down to primitives. Each primitive is computed in float64 and its result
-rounded to the dtype it has natively. So the error is that of rounding the intermediate results and nothing else, and a wrong kernel
-cannot vouch for itself. Sums are added up in order, as the plainest kernel does, scattered ones in place and so in their own dtype.
-Attention is computed as fused kernels do.
-What is neither taken apart nor known here leaves the computation uncovered, and it judges nothing then.
+torch's own decompositions take every operation apart into primitives. Each primitive is computed in float64, and its result is rounded to
+the dtype that it has natively. So the error is that of rounding the intermediate results and nothing else, and a wrong kernel cannot vouch
+for itself. Sums are added up in order, as the plainest kernel does; scattered sums are added in place, in their own dtype. Attention is
+computed as fused kernels do. An operation that is neither taken apart nor known here leaves the computation uncovered, and an uncovered
+computation judges nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MOST_SCORES = 1 << 26
 
 
 class Traced(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs everything as it is and keeps the names of the operations."""
+    """Runs every operation as it is and keeps the operations' names."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -80,9 +80,9 @@ _EXACT = frozenset("abs amax amin ceil copysign floor fmax fmin fmod maximum min
 class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs each operation as primitives that are right to the last bit. `is_covered` turns false where one could not be taken apart.
 
-    With a `seed`, each primitive errs by up to a unit in its last place more, by chance: another honest kernel that rounds otherwise.
-    A result that is exact only because nothing happened to be rounded shows so what rounding may do to it. `is_narrow`: the call is one
-    of 16 bits or fewer, whose kernels compute in formats of their own.
+    With a `seed`, each primitive errs by chance by up to one more unit in its last place, like another honest kernel that rounds otherwise.
+    This shows what rounding may do to a result that is exact only because nothing happened to be rounded. `is_narrow`: the call is one of
+    16 bits or fewer, whose kernels compute in formats of their own.
     """
 
     def __init__(self, seed: int | None = None, *, is_narrow: bool = False) -> None:
@@ -121,7 +121,7 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._depth -= 1
 
     def _as_primitive(self, func: Any, name: str, args: tuple[Any, ...], target: torch.dtype) -> Any:
-        """What torch's reference does with tensors of one dtype, without its ceremony: one primitive of that name, and no cast."""
+        """Compute what torch's reference would for tensors of one dtype, as one primitive of that name and without a cast."""
         wide = tuple(_widen(one) for one in args)
         if name != "sum":
             found = self._primitive(func, name, wide, {}, accumulator_of(target))
@@ -133,7 +133,7 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return total.reshape([1 if at in dims else size for at, size in enumerate(values.shape)]) if any(keeps) else total
 
     def _rounded_once(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of one primitive, computed in float64 and rounded to the dtype that it has natively."""
+        """Compute one primitive in float64 and round its result to the dtype that it has natively."""
         target = _floating_dtype(args, kwargs)
         if target is None or target in _COMPLEX or func._schema.is_mutable:
             return func(*args, **kwargs)
@@ -159,7 +159,7 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._noise is None or value.dtype != torch.float64:
             return value.to(target)
         noise = torch.empty(value.shape, dtype=torch.float64).uniform_(-1, 1, generator=self._noise)
-        if is_certain and not self._is_narrow:  # of float64, what has as few digits as float32: nothing here has more to tell it by
+        if is_certain and not self._is_narrow:  # for float64: a value that fits float32; nothing here computes with more digits to tell
             noise.masked_fill_(value.to(torch.float32 if target is torch.float64 else target) == value, 0.0)
         return (value + value * noise * torch.finfo(target).eps).to(target)
 
@@ -176,7 +176,7 @@ class Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _variance(values: torch.Tensor, dims: Any, correction: float = 1, *, output_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """In two passes, since a primitive that is right to the last bit would be better than any kernel."""
+    """Compute the variance in two passes, since a primitive that is right to the last bit would be better than any kernel."""
     dims = list(dims) if dims else list(range(values.dim()))
     count = math.prod(values.shape[dim] for dim in dims)
     centred = values - values.sum(dims, keepdim=True) / count
@@ -196,10 +196,7 @@ def _variance_and_mean(
 def _flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, **rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As fused kernels do it: weights in the dtype of the inputs, and of the normalisation only its logarithm kept.
-
-    A row that the mask hides as a whole attends to nothing: it is 0, and so are its gradients.
-    """
+    """Compute attention as fused kernels do: weights in the dtype of the inputs, and only the logarithm kept of the normalisation."""
     scores = _scores(query, key, is_causal, **rest)
     top = scores.amax(-1, keepdim=True)
     is_hidden = top == -math.inf
@@ -233,7 +230,7 @@ def _flash_attention_backward(
 
 
 def _times(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`one @ other`, for batches of the same shape without what torch does about others."""
+    """Multiply `one @ other`; batches of the same shape skip torch's broadcasting."""
     batch = one.shape[:-2]
     if len(batch) < 2 or batch != other.shape[:-2] or not one.numel() or not other.numel():
         return one @ other
@@ -259,7 +256,7 @@ def _scores(query: torch.Tensor, key: torch.Tensor, is_causal: bool, *, attn_mas
 def _embedding_backward(
     grad: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> torch.Tensor:
-    """Added up in place, in the dtype of the gradient."""
+    """Add up the gradients of each embedding row in place, in the dtype of the gradient."""
     if scale_grad_by_freq:
         raise NotImplementedError("gradients scaled by frequency are not written out here")
     rows = grad.masked_fill((indices == padding_idx).unsqueeze(-1), 0)
@@ -267,9 +264,9 @@ def _embedding_backward(
 
 
 def _interpolated_backward(interpolate: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient of an interpolation along each dimension by itself, which is a product with the weights that the forward formula has.
+    """Return the backward formula of an interpolation: along each dimension, a product with the weights of the forward formula.
 
-    So where each pixel lies between others, and the weights that follow, are rounded as they are forward.
+    So the place of each pixel between others, and the weights that follow, are rounded as they are forward.
     """
 
     def formula(
@@ -290,7 +287,10 @@ def _interpolated_backward(interpolate: Callable[..., Any]) -> Callable[..., Any
 
 
 def _multilabel_margin_loss(values: torch.Tensor, targets: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each wrong class against each right one. torch's decomposition also counts the places after the last right one, as class 0."""
+    """Sum the margins of each wrong class against each right one.
+
+    torch's decomposition also counts the places after the last right class, as class 0.
+    """
     count = values.shape[-1]
     rows, chosen = values.reshape(-1, count), targets.reshape(-1, count)
     is_named = (chosen == -1).cumsum(-1) == 0
@@ -322,23 +322,26 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def separate_kernels() -> Iterator[None]:
-    """Attention as its formula, since the fused kernels exist in some precisions only and cannot be taken apart."""
+    """Compute attention by its formula: the fused kernels exist in some precisions only and cannot be taken apart."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 def is_normwise(names: set[str]) -> bool:
-    """Whether matrices are factored: sound methods are then exact for a matrix nearby, element by element only in relation to the whole."""
+    """Tell whether the call factors matrices.
+
+    Sound methods are then exact for a matrix nearby, and each element only in relation to the whole.
+    """
     return any(name.startswith(("linalg_", "_linalg_", "lu_", "cholesky", "triangular_solve", "geqrf")) for name in names)
 
 
 def is_composite(names: set[str]) -> bool:
-    """Whether more is computed than products and sums: then it is open what a machine rounds on the way."""
+    """Tell whether the call computes more than products and sums: then machines may differ in what they round on the way."""
     return not names <= _MOVEMENT | _PRODUCTS
 
 
 def is_movement(names: set[str]) -> bool:
-    """Whether these operations only place values: nothing is computed, so nothing may be rounded."""
+    """Tell whether these operations only move values: nothing is computed, so nothing may be rounded."""
     return bool(names) and names <= _MOVEMENT
 
 
@@ -351,7 +354,7 @@ def _table() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _composite(func: Any) -> Callable[..., Any] | None:
-    """The formula of an operation that torch itself defines by others."""
+    """Return the formula of an operation that torch itself defines by others."""
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
     return func.decompose if is_composite else None
 
@@ -375,7 +378,7 @@ def _primitives() -> frozenset[Any]:
 
 
 def _shared_dtype(args: tuple[Any, ...]) -> torch.dtype | None:
-    """The dtype of all tensors, which other arguments leave as it is; None where something might be cast, or nothing is to be added up."""
+    """Return the one dtype of all tensors; None if something might be cast, or if there is nothing to add up."""
     tensors = [one for one in args if isinstance(one, torch.Tensor)]
     dtype = tensors[0].dtype if tensors else None
     if dtype not in (torch.float32, torch.float64) or any(one.dtype is not dtype for one in tensors):
@@ -385,7 +388,7 @@ def _shared_dtype(args: tuple[Any, ...]) -> torch.dtype | None:
 
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:
-    """Comparisons and choices of given values have no rounding of their own."""
+    """Tell whether an operation rounds: comparisons and choices of given values do not."""
     name = _name(func)
     if name in {"sort", "topk", "max", "min", "argmax", "argmin", "nonzero", "item", "_local_scalar_dense", "bincount", "equal"}:
         return False

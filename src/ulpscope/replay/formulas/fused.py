@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fused and vendor operations by their formulas, since no kernel of theirs runs on the CPU.
+"""Compute fused and vendor operations by their formulas, since the CPU has no kernel for them.
 
-A formula computes as such kernels do: low precision is widened to float32 inside and rounded once, at the end. An argument that the
-formula does not cover raises NotReplayable; a wrong formula would blame a sound kernel.
+A formula computes as such kernels do: low precision is widened to float32 inside and rounded once, at the end. An argument that the formula
+does not cover raises NotReplayable; a wrong formula would blame a sound kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_LIMIT = 2**31 - 65536  # the vendor's defaults for "no limit" lie just below
 
 
 def formula_of(op: str) -> Callable[..., Any] | None:
-    """The written-out form of an operation; None where its own kernel is used. A vendor's that has none raises NotReplayable with why.
+    """Return the formula of an operation; None where its own kernel is used. Raise NotReplayable for a vendor's without one.
 
     >>> formula_of("ops.npu.npu_swiglu.default") is formula_of("torch_npu.npu_swiglu")
     True
@@ -128,7 +128,7 @@ def _scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float = 1.0, fixed_tr
 
 
 def _heads_first(x: Tensor, layout: str, heads: int) -> Tensor:
-    """Any layout as batch, head, position, width."""
+    """Reorder any layout to batch, head, position, width."""
     if layout == "BNSD":
         return x
     if layout == "BSND":
@@ -151,7 +151,7 @@ def _heads_back(x: Tensor, layout: str) -> Tensor:
 
 
 def _hidden(rows: int, columns: int, before: int, after: int, device: torch.device) -> Tensor:
-    """What lies more than `before` positions in the past or more than `after` in the future."""
+    """Mark positions more than `before` in the past or more than `after` in the future."""
     distance = torch.arange(columns, device=device) - torch.arange(rows, device=device).unsqueeze(1)
     return (distance > after) | (distance < -before)
 
@@ -177,7 +177,7 @@ def _vendor_mask(mask: Tensor | None, sparse_mode: int, rows: int, columns: int,
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, bias: Tensor | None, dropout: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention by its definition, and the logarithm of each row's sum."""
+    """Compute attention by its definition, and the logarithm of each row's sum."""
     query, key, value = _inner(q), _inner(k), _inner(v)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -285,7 +285,7 @@ def _biased_attention(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor]:
-    """The logarithm of the sums is padded by some kernels, so it is not among the results."""
+    """Compute attention with a bias; the logarithm of the sums is not returned, since some kernels pad it."""
     return _attend(q, k, v, _default_scale(q, scale), _causal(q, k, is_causal), attn_bias, dropout_p)[:1]
 
 

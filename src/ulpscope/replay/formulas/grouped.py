@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouped matrix products, as mixtures of experts have them, as the plain products that they are: the fused kernel takes no float64."""
+"""Compute grouped matrix products, as mixtures of experts use them, as plain products: the fused kernel takes no float64."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def grouped_product(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """One product for each group. Groups end at `offs`: rows of the first matrix, columns of the second, or what both share.
+    """Compute one product for each group. Groups end at `offs`: rows of the first matrix, columns of the second, or their shared dimension.
 
-    What lies behind the last end belongs to no group, and the kernel leaves it as it found the memory.
+    Rows behind the last end belong to no group; the kernel leaves their results uninitialized.
     """
     if offs is None:
         return torch.bmm(mat_a, mat_b)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures and volumes sampled at given places, written out in the precision that they are given in.
+"""Sample pictures and volumes at given places, in the precision that they are given in.
 
-torch's own decomposition computes in float32 whatever it is given. Kernels that compute in the dtype of the call round where a place lies,
-by a unit in the last place of its number of pixels, and the weights that follow from it: how much that is depends on the size of the
-picture and on how it changes from pixel to pixel, which a small relative change of the given places does not show near the middle.
+torch's own decomposition computes in float32 whatever it is given. Kernels that compute in the dtype of the call round the place of a
+sample by a unit in the last place of its number of pixels, and the weights follow from it. How much that matters depends on the size of the
+picture and on how it changes from pixel to pixel; near the middle, a small relative change of the given places does not show it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _A = -0.75
 
 @dataclass(frozen=True, slots=True)
 class _Tap:
-    """One pixel along one dimension for each place: its index, its weight, and how that changes with the given coordinate."""
+    """One pixel along one dimension for each place: its index, its weight, and the slope of the weight over the given coordinate."""
 
     index: torch.Tensor
     weight: torch.Tensor
@@ -33,7 +33,7 @@ class _Tap:
 
 
 def sampled(values: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool) -> torch.Tensor:
-    """`grid_sampler_2d` and `grid_sampler_3d`; each term is added in the dtype of the values."""
+    """Compute `grid_sampler_2d` and `grid_sampler_3d`; each term is added in the dtype of the values."""
     total = torch.zeros((), dtype=values.dtype)
     for taps, index in _pixels(values, grid, mode, padding, align_corners):
         total = total + values.flatten(2).gather(2, index) * _product([tap.weight for tap in taps])
@@ -49,7 +49,7 @@ def sampled_backward(
     align_corners: bool,
     output_mask: Sequence[bool] = (True, True),
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """The gradients of the values and of the places, added up in their dtype term after term."""
+    """Compute the gradients of the values and of the places, added up in their dtype term after term."""
     entering, flat = grad.flatten(2), values.flatten(2)
     to_values = torch.zeros_like(flat)
     to_places = [torch.zeros_like(grid[..., 0]).flatten(1)[:, None] for _ in values.shape[2:]]
@@ -69,7 +69,7 @@ def sampled_backward(
 def _pixels(
     values: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool
 ) -> Iterator[tuple[tuple[_Tap, ...], torch.Tensor]]:
-    """Every pixel that a place is made of: its taps along the dimensions, and its index in the flattened picture of every channel."""
+    """Yield each pixel that contributes to a place: its taps along the dimensions, and its index in the flattened picture."""
     sizes = values.shape[2:]
     coordinates = reversed(grid.unbind(-1))
     along = [_taps(given.flatten(1), size, mode, padding, align_corners) for given, size in zip(coordinates, sizes, strict=True)]
@@ -104,7 +104,7 @@ def _taps(given: torch.Tensor, size: int, mode: int, padding: int, align_corners
 
 
 def _cubic_weights(beyond: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The weights of the four pixels around a place, and how they change as it moves on."""
+    """Return the weights of the four pixels around a place, and how they change as it moves on."""
 
     def outer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return ((_A * x - 5 * _A) * x + 8 * _A) * x - 4 * _A, (3 * _A * x - 10 * _A) * x + 8 * _A
@@ -118,14 +118,14 @@ def _cubic_weights(beyond: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tenso
 
 
 def _tap(pixel: torch.Tensor, weight: torch.Tensor, slope: torch.Tensor, size: int) -> _Tap:
-    """What lies beyond the picture is 0."""
+    """Make a tap; a pixel beyond the picture has weight 0."""
     is_inside = (pixel >= 0) & (pixel <= size - 1)
     index = torch.where(is_inside, pixel, 0).to(torch.int64)
     return _Tap(index, torch.where(is_inside, weight, 0.0), torch.where(is_inside, slope, 0.0))
 
 
 def _padded(place: torch.Tensor, steep: torch.Tensor, size: int, padding: int, align_corners: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where a place beyond the picture is taken from, and how that moves with the given coordinate."""
+    """Map a place beyond the picture to the place it is taken from, and return how that moves with the given coordinate."""
     if padding == _ZEROS:
         return place, steep
     if padding == _REFLECTION:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums as a plain kernel makes them: one term after the other, in the precision that kernels accumulate in.
+"""Add up numbers as a plain kernel does: one term after the other, in the precision that kernels accumulate in.
 
-That is the worst order an honest kernel uses, so an error of this size is allowed for. Reductions are really added up so, in up to 8192
-steps; for matrix products and scattered sums, where that would take too long, noise stands for it: K terms with the sum T and the sum of
-squares Q have partial sums whose squares are about k Q / K + (k T / K)^2, and every one of them is rounded once.
+No honest kernel uses a worse order, so an error of this size is allowed for. Reductions are really added up so, in up to 8192 steps. For
+matrix products and scattered sums that would take too long, and noise stands for it: K terms with the sum T and the sum of squares Q have
+partial sums whose squares are about k Q / K + (k T / K)^2, and every one of them is rounded once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SHORT = 8
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
-    """The precision in which a kernel adds up numbers of this dtype."""
+    """Return the precision in which a kernel adds up numbers of this dtype."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def one_by_one(values: torch.Tensor, dims: Sequence[int], accumulator: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """The sum over `dims` of float64 values, with the error that adding them up in order makes."""
+    """Sum float64 values over `dims`, with the error that adding them up in order makes."""
     dims = list(dims) or list(range(values.dim()))
     total = values.sum(dims)
     count = math.prod(values.shape[dim] for dim in dims)
@@ -41,7 +41,7 @@ def one_by_one(values: torch.Tensor, dims: Sequence[int], accumulator: torch.dty
     length = -(-count // STEPS)
     parts = torch.stack([part.sum(0) for part in torch.split(rows, length)]).to(accumulator) if length > 1 else rows.to(accumulator)
     with np.errstate(all="ignore"):
-        in_order = torch.from_numpy(np.add.accumulate(parts.numpy(), axis=0)[-1])  # which is one after the other by definition
+        in_order = torch.from_numpy(np.add.accumulate(parts.numpy(), axis=0)[-1])  # accumulate adds one after the other by definition
     error = in_order.to(torch.float64).view_as(total) - total
     return total + error.masked_fill_(~torch.isfinite(error), 0.0) * math.sqrt(length)
 
@@ -49,7 +49,7 @@ def one_by_one(values: torch.Tensor, dims: Sequence[int], accumulator: torch.dty
 def with_noise(
     total: torch.Tensor, squares: torch.Tensor, count: torch.Tensor | float, accumulator: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
-    """`total` with noise of the size of the error that adding `count` terms in order makes."""
+    """Add noise to `total` of the size of the error that adding `count` terms in order makes."""
     unit = torch.finfo(accumulator).eps / 2
     variance = (squares / 2 + total.square() / 3) * count / 3
     noise = torch.empty_like(total).normal_(generator=generator).mul_(variance.sqrt_().mul_(unit))
@@ -57,7 +57,7 @@ def with_noise(
 
 
 def product(first: torch.Tensor, second: torch.Tensor, accumulator: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """A matrix product, batched or not."""
+    """Compute a matrix product, batched or not, with the error of adding its terms in order."""
     total = first @ second
     count = first.shape[-1]
     if count < _SHORT:
@@ -67,7 +67,7 @@ def product(first: torch.Tensor, second: torch.Tensor, accumulator: torch.dtype,
 
 
 def running(values: torch.Tensor, dim: int, accumulator: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """All partial sums. Their errors add up as they do, so those of one row all lie on one side."""
+    """Compute all partial sums. Their errors accumulate too, so those of one row all lie on one side."""
     totals = values.cumsum(dim)
     error = totals.square().cumsum(dim).div_(3).sqrt_().mul_(torch.finfo(accumulator).eps)
     shape = [1 if place == dim % values.dim() else size for place, size in enumerate(values.shape)]
@@ -76,7 +76,10 @@ def running(values: torch.Tensor, dim: int, accumulator: torch.dtype, generator:
 
 
 def scattered(run: Callable[..., Any], args: tuple[Any, ...], accumulator: torch.dtype, generator: torch.Generator) -> Any:
-    """Any sum of products of its arguments: what the squares of all terms add up to, and how many there are, the operation itself tells."""
+    """Run any operation that sums products of its arguments, and add the error of its sums.
+
+    The operation itself, run on squares and on ones, tells what the squares of all terms add up to and how many terms there are.
+    """
     totals, squares = run(*args), run(*(_mapped(one, torch.square) for one in args))
     counts = run(*(_mapped(one, torch.ones_like) for one in args))
     if isinstance(totals, torch.Tensor):

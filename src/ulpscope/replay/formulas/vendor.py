@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More operations of one vendor by their formulas, and those that have none, with the reason.
+"""Compute more operations of one vendor by their formulas, and name the operations that have none, with the reason.
 
 Sources are the vendor's API pages and the small-operator equivalents in its public tests. Where the two disagree, or neither says what
 happens, there is no formula: a wrong one would blame a sound kernel. Low precision is widened to float32 inside and rounded once.
@@ -31,7 +31,7 @@ def _inner(x: Tensor) -> Tensor:
 
 
 def _iou(bboxes: Tensor, gtboxes: Tensor, mode: int = 0) -> Tensor:
-    """Every ground truth against every box, corners given; mode 1 is over the ground truth's area alone."""
+    """Compute each box's shared area with each ground truth over their joint area; mode 1 divides by the ground truth's area alone."""
     boxes, truths = _inner(bboxes), _inner(gtboxes).unsqueeze(1)
     sides = (torch.minimum(boxes[:, 2:], truths[..., 2:]) - torch.maximum(boxes[:, :2], truths[..., :2])).clamp(min=0)
     shared = sides.prod(-1)
@@ -42,7 +42,7 @@ def _iou(bboxes: Tensor, gtboxes: Tensor, mode: int = 0) -> Tensor:
 
 
 def _corners(boxes: Tensor, trans: bool) -> tuple[Tensor, Tensor]:
-    """Lower and upper corners, each [2, n], of boxes [4, n]; `trans` says that they are given by centre and size."""
+    """Return lower and upper corners, each [2, n], of boxes [4, n]; `trans` says that they are given by centre and size."""
     if boxes.dim() != 2 or boxes.shape[0] != 4:
         raise NotReplayable(f"boxes of shape {list(boxes.shape)} have no formula here, only [4, n]")
     first, second = boxes[:2], boxes[2:]
@@ -50,7 +50,7 @@ def _corners(boxes: Tensor, trans: bool) -> tuple[Tensor, Tensor]:
 
 
 class _Boxes:
-    """Boxes and their ground truths, one to one: what the three losses are made of."""
+    """Boxes and their ground truths, one to one, with the measures that the three losses use."""
 
     def __init__(self, boxes: Tensor, truths: Tensor, trans: bool, is_cross: bool, mode: int) -> None:
         if is_cross or mode != 0:
@@ -65,7 +65,7 @@ class _Boxes:
 
     @property
     def distance(self) -> Tensor:
-        """The square of the distance between centres over that of the hull's diagonal."""
+        """Return the square of the distance between centres over that of the hull's diagonal."""
         return self.offset.square().sum(0) / (self.hull.square().sum(0) + _BOX_EPS)
 
 
@@ -91,7 +91,7 @@ def _ciou(boxes: Tensor, gtboxes: Tensor, trans: bool = False, is_cross: bool = 
 
 
 def _bounding_box_encode(anchors: Tensor, truths: Tensor, *means_and_stds: float) -> Tensor:
-    """Offsets from anchors to ground truths as box regression learns them; sizes count both end pixels."""
+    """Compute the offsets from anchors to ground truths that box regression learns; sizes count both end pixels."""
     if len(means_and_stds) != 8:
         raise NotReplayable("its means and standard deviations were not recorded by position")
     (centre, size), (truth_centre, truth_size) = (
@@ -107,7 +107,7 @@ def _bounding_box_encode(anchors: Tensor, truths: Tensor, *means_and_stds: float
 
 
 def _one_hot(x: Tensor, num_classes: int = -1, depth: int = 1, on_value: float = 1, off_value: float = 0) -> Tensor:
-    """`num_classes` is the axis, whatever its name says; an index beyond `depth` is nowhere hot."""
+    """Encode indices as one-hot vectors; `num_classes` is the axis, whatever its name says, and an index beyond `depth` sets no element."""
     if num_classes not in (-1, x.dim()) or depth < 0:
         raise NotReplayable("a one-hot axis in the middle has no formula here")
     hot = x.unsqueeze(-1) == torch.arange(depth, device=x.device)
@@ -115,7 +115,7 @@ def _one_hot(x: Tensor, num_classes: int = -1, depth: int = 1, on_value: float =
 
 
 def _pad(x: Tensor, paddings: Sequence[int]) -> Tensor:
-    """Pairs from the first axis on, which is the reverse of torch's order."""
+    """Pad an array; the pairs go from the first axis on, which is the reverse of torch's order."""
     pairs = [tuple(paddings[at : at + 2]) for at in range(0, len(paddings), 2)]
     return F.pad(x, [amount for pair in reversed(pairs) for amount in pair])
 
@@ -160,7 +160,7 @@ def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
 
 
 def _scatter(x: Tensor, indices: Tensor, updates: Tensor, dim: int) -> Tensor:
-    """One axis less than the input: one element along `dim` for each of the others."""
+    """Scatter updates; `indices` may lack the axis `dim`, and then names one element along it for each of the others."""
     if indices.numel() == 0:
         return x.clone()
     if indices.dim() < x.dim():
@@ -169,7 +169,7 @@ def _scatter(x: Tensor, indices: Tensor, updates: Tensor, dim: int) -> Tensor:
 
 
 def _masked_fill_range(x: Tensor, start: Tensor, end: Tensor, value: Tensor, axis: int = -1) -> Tensor:
-    """Ranges along an axis; along the last of several axes each column of `start` is about one row of the first."""
+    """Fill ranges along an axis; along the last of several axes each column of `start` belongs to one row of the first."""
     axis %= x.dim()
     by_row = x.dim() > 1 and axis == x.dim() - 1
     out = x.clone()
@@ -186,14 +186,14 @@ def _each(start: Tensor) -> list[tuple[tuple[int, int], int]]:
 
 
 def _sign_bits_pack(x: Tensor, size: int) -> Tensor:
-    """Eight signs to a byte, the first in the lowest bit; what is missing at the end counts as negative."""
+    """Pack eight signs to a byte, the first in the lowest bit; missing signs at the end count as negative."""
     bits = F.pad((~(x < 0)).to(torch.int64), (0, -x.numel() % 8)).reshape(-1, 8)
     weights = torch.ones(8, dtype=torch.int64, device=x.device) << torch.arange(8, device=x.device)
     return (bits * weights).sum(1).to(torch.uint8).reshape(size, -1)
 
 
 def _sign_bits_unpack(x: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """A set bit is 1, another is -1. The vendor's pages give the last two arguments in either order."""
+    """Unpack signs: a set bit is 1, another is -1. The vendor's pages give the last two arguments in either order."""
     if isinstance(size, torch.dtype):
         size, dtype = dtype, size  # type: ignore[assignment]
     bits = x.to(torch.int64).unsqueeze(-1) >> torch.arange(8, device=x.device) & 1
@@ -216,7 +216,7 @@ def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def _geglu(x: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False) -> tuple[Tensor, Tensor]:
-    """The half that goes through gelu is the right one unless asked otherwise; 1 is the tanh form."""
+    """Compute GEGLU; gelu is applied to the right half unless `activate_left`, and 1 is the tanh form."""
     left, right = x.chunk(2, dim)
     gate, value = (left, right) if activate_left else (right, left)
     activated = F.gelu(_inner(gate), approximate="tanh" if approximate == 1 else "none")
@@ -246,7 +246,7 @@ def _cross_entropy_loss(
     lse_square_scale_for_zloss: float = 0.0,
     return_zloss: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The loss and the logarithms of the probabilities; the other two results are empty."""
+    """Compute the loss and the logarithms of the probabilities; the other two results are empty."""
     if lse_square_scale_for_zloss or return_zloss:
         raise NotReplayable("the auxiliary loss has no formula here")
     inner = _inner(x)
@@ -259,7 +259,7 @@ def _cross_entropy_loss(
 
 
 def _smoothed(log_prob: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
-    """The loss of a target that is all classes alike."""
+    """Compute the loss of a target that weights all classes alike."""
     kept = target != ignore_index
     weighted = log_prob if weight is None else log_prob * weight
     each = torch.where(kept, -weighted.sum(-1) / log_prob.shape[-1], 0.0)
@@ -270,7 +270,7 @@ def _smoothed(log_prob: Tensor, target: Tensor, weight: Tensor | None, ignore_in
 
 
 def _normalize_batch(x: Tensor, seq_len: Tensor, normalize_type: int = 0) -> Tensor:
-    """By mean and sample deviation of the first `seq_len` positions, for each feature or for all of them together."""
+    """Normalize by mean and sample deviation of the first `seq_len` positions, for each feature or for all of them together."""
     rows = []
     for row, length in zip(_inner(x), seq_len.tolist(), strict=True):
         seen = row[:, :length]
@@ -294,7 +294,7 @@ def _apply_adam_w(
     *,
     out: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """AdamW; the powers are those of the step before. `out` is the parameter and its two moments, which are changed."""
+    """Step AdamW; the powers are those of the step before. `out` is the parameter and its two moments, which are changed in place."""
     if amsgrad or max_grad_norm is not None:
         raise NotReplayable("the fused AdamW with a largest second moment has no formula here")
     parameter, first, second = out

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what an honest kernel errs on the inputs of one call."""
+"""Measure the error of an honest kernel on the inputs of one call."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where real machines add up more coarsely than the zoo's common limits allow, as measured on CUDA kernels (docs/zoo.md)."""
+"""Hold limits for machines that add up more coarsely than the zoo's common limits allow, as measured on CUDA kernels (docs/zoo.md)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def leeway(program: str, dtype: str, *, is_rounding: bool) -> float:
 
 
 def is_dropped(scale: float | None, num_terms: float) -> bool:
-    """Whether a unit that rounds operands shrinks sums of so many terms by such a change of scale; it never makes them larger."""
+    """Tell whether a unit that rounds operands may shrink sums of so many terms by this scale; it never makes them larger."""
     return scale is not None and -_DROPPED_PER_TERM * num_terms <= scale <= 0
 
 
 def tells_by_scale(program: str, dtype: str) -> bool:
-    """Whether a change of scale that all elements share says anything about a kernel."""
+    """Tell whether a change of scale that all elements share says anything about a kernel."""
     return not (_is_narrow(dtype) and _RUNNING.intersection(_words(program)))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results that are unique only up to the signs of their rows or columns: factors of matrices."""
+"""Align matrix factors, which are unique only up to the signs of their rows or columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def has_free_signs(call: CallName) -> bool:
 
 
 def with_signs_of(call: CallName, recorded: Mapping[Slot, torch.Tensor], exact: Mapping[Slot, torch.Tensor]) -> dict[Slot, torch.Tensor]:
-    """The recorded factors with the signs that the exact ones have."""
+    """Return the recorded factors with the signs of the exact ones."""
     name = call.short.removeprefix("linalg_")
     return {slot: _aligned(name, slot, value, exact[slot]) if slot in exact else value for slot, value in recorded.items()}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call, run again in every way that is asked for, each way once and not before it is asked for."""
+"""Run one call again in every way that is asked for, each way once and only when asked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ NUM_SCATTERED = 4
 
 
 class Evaluations:
-    """Exact, native and decomposed results; with `rounding`, those of a machine that rounds the operands of matrix products so."""
+    """Exact, native and decomposed results of one call.
+
+    With `rounding`, they are those of a machine that rounds the operands of matrix products so.
+    """
 
     def __init__(self, program: Program, rounding: Rounding | None = None) -> None:
         self._program = program
@@ -45,7 +48,7 @@ class Evaluations:
 
     @property
     def only_moves(self) -> bool:
-        """Whether the call computes nothing: it views, copies or picks values."""
+        """Tell whether the call computes nothing: it views, copies or picks values."""
         return bool(self.exact) and is_movement(self._traced.names)
 
     @property
@@ -54,7 +57,7 @@ class Evaluations:
 
     @property
     def has_products(self) -> bool:
-        """Whether something is computed whose operands a machine may round."""
+        """Tell whether the call computes products, whose operands a machine may round."""
         return bool(self.exact) and not self._traced.names.isdisjoint(PRODUCTS)
 
     @property
@@ -72,7 +75,7 @@ class Evaluations:
 
     @cached_property
     def kernel(self) -> Values | None:
-        """What this machine's kernels give in the native precision, on inputs laid out as recorded; None where it has none."""
+        """Run this machine's kernels in the native precision, on inputs laid out as recorded; None where it has none."""
         if self.is_widest:
             return None
         try:
@@ -86,16 +89,16 @@ class Evaluations:
 
     @cached_property
     def scattered(self) -> list[Values]:
-        """The same computation with its intermediate results rounded otherwise, some times."""
+        """Return the decomposed computation several times more, its intermediate results rounded otherwise each time."""
         plain = {slot: value.contiguous() for slot, value in self._program.inputs.items()}
         found = (self._decomposed(plain, seed) for seed in range(NUM_SCATTERED))
         return [] if self.decomposed is None else [one for one in found if one is not None]
 
     def rounded_otherwise(self, slot: Slot) -> torch.Tensor | None:
-        """Give values that err by the root mean square of what honest computations err, each element by its own.
+        """Give values that err as much as honest computations do: by their root mean square error, element by element.
 
         One computation errs by next to nothing in some elements by luck. The largest of several would be a larger yardstick than the one
-        that the limits were measured with. What is infinite in one of them stays so.
+        that the limits were measured with. An element that is infinite in one of them stays so.
         """
         if self.decomposed is None:
             return None
@@ -110,7 +113,7 @@ class Evaluations:
         return usual
 
     def spread(self, slot: Slot) -> torch.Tensor | None:
-        """How far honest computations that round otherwise are from the decomposed one, whatever the kernel gives."""
+        """Return how far honest computations that round otherwise are from the decomposed one; the native kernel has no part in it."""
         if self.decomposed is None:
             return None
         centre = _real(self.decomposed[slot]).to(torch.float64)
@@ -122,7 +125,7 @@ class Evaluations:
         return None if self.is_widest else self._decomposed(widened(self._program.inputs))
 
     def kernels_disagree(self, slot: Slot) -> bool:
-        """Whether the decomposed computation gives something else even in float64, so that rounding is not why it does natively."""
+        """Tell whether the decomposed computation differs from the exact one even in float64, so that rounding is not the cause."""
         if self.exact_decomposed is None or self.decomposed is None:
             return False
         exact = self.exact[slot]
@@ -133,7 +136,7 @@ class Evaluations:
         mode = Decomposed(seed, is_narrow=self._is_narrow)
         try:
             found = _run(self._program, inputs, self._rounding, mode, separate=False)
-        except Exception:  # torch's decompositions are written for tracing; one that does not run here leaves the call without
+        except Exception:  # torch's decompositions are written for tracing; if one fails here, the call has no decomposed result
             return None
         same = all(slot in found and found[slot].shape == value.shape for slot, value in self.exact.items())
         return found if mode.is_covered and same else None
@@ -141,7 +144,7 @@ class Evaluations:
 
 @dataclass(slots=True)
 class Moved:
-    """How far probes moved one result: the mean square over the square of their noise, and where one became finite or ceased to be."""
+    """How far probes moved one result: the mean square over the square of their noise, and the elements that a probe made finite or not."""
 
     square: torch.Tensor
     is_fragile: torch.Tensor | None = None
@@ -171,7 +174,7 @@ def _blocks(*tensors: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
 
 
 class Moves:
-    """What noise in the inputs does to the results of a call."""
+    """Measures how far noise in the inputs moves the results of a call."""
 
     def __init__(self, program: Program, evaluations: Evaluations | None = None) -> None:
         self._program = program
@@ -201,13 +204,13 @@ class Moves:
                     self._moved[slot].add(_real(value).contiguous(), _real(exact[slot]).contiguous(), 1 / count)
 
     def has_jumps(self, slot: Slot, exact: Values) -> bool:
-        """Whether a probe moved an element by more than any smooth function would."""
+        """Tell whether a probe moved an element by more than any smooth function would."""
         size2 = _real(exact[slot]).to(torch.float64).square()
         size2 = torch.nan_to_num(size2, nan=0.0, posinf=0.0)
         return bool((self._moved[slot].square * STEP**2 > JUMP**2 * size2.clamp(min=float(size2.mean()) / 16)).any())
 
     def look_for_ties(self, exact: Values) -> None:
-        """Many more probes, once: each shows but one way in which a tie may go."""
+        """Run many more probes, once: each shows only one way in which a tie may go."""
         if self._has_ties_in:
             return
         self._has_ties_in = True
@@ -225,7 +228,7 @@ class Moves:
         return NUM_PROBES_LARGE if largest > LARGE else NUM_PROBES
 
     def _probe_zeros(self, exact: Values) -> None:
-        """Ties among zeros, which relative noise cannot break; whether a result stays finite is not asked here."""
+        """Probe ties among zeros, which relative noise cannot break; this probe does not mark elements as fragile."""
         if not self._has_zeros():
             return
         for slot, value in _run(self._program, self._probes.with_nudged_zeros(0)).items():
@@ -240,7 +243,7 @@ class Moves:
         return _run(self._program, self._probes.noisy(seed, is_normwise=self._evaluations.is_normwise))
 
     def num_flipped(self, slot: Slot, recorded: torch.Tensor, exact: torch.Tensor, *, has_ties: bool = True) -> int:
-        """Integers or booleans that differ from the exact ones and, where rounding may break ties, that no probe changes either."""
+        """Count integers or booleans that differ from the exact ones; where rounding may break ties, only those that no probe changes."""
         differs = recorded != exact
         if bool(differs.any()) and picks_the_same(self._program.inputs.values(), recorded, exact):
             return 0
@@ -255,7 +258,7 @@ class Moves:
         return int(differs.sum())
 
     def _choices(self, dtype: torch.dtype) -> Iterator[Values]:
-        """Inputs that break ties: noise, and for indices another order of zeros (whether a number is 0 is no tie)."""
+        """Yield inputs that break ties: noise and, for indices, another order of zeros (whether a number is 0 is no tie)."""
         if dtype != torch.bool and self._has_zeros():
             yield from map(self._probes.with_nudged_zeros, range(NUM_PROBES_FOR_TIES))
         yield from map(self._probes.noisy, range(NUM_PROBES_FOR_TIES))
@@ -280,7 +283,7 @@ def _run(
 
 
 def _may_attend(name: str) -> bool:
-    """Whether a call may compute attention: its name tells, unless somebody else wrote it."""
+    """Tell whether a call may compute attention: its name tells, unless it is not torch's own."""
     is_torchs = name.startswith(("Tensor.", "functional.", "torch.", "optimizer."))
     return not is_torchs or "atten" in name or "transformer" in name
 

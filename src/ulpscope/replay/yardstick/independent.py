@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exact result a second time, by other code: torch's decompositions down to primitives, and these by NumPy.
+"""Compute the exact result a second time with other code: torch's decompositions down to primitives, and NumPy for the primitives.
 
-Where the device under test is the CPU, its float64 kernels would judge its float32 kernels, and both may have the same mistake. So
-the float64 result itself is compared with one that shares no kernel with it. A primitive that has no other form here is computed by torch;
-an operation that cannot be taken apart leaves the call without a second opinion.
+Where the device under test is the CPU, its float64 kernels would judge its float32 kernels, and both may have the same mistake. So the
+float64 result itself is compared with one that shares no kernel with it. torch computes a primitive that has no NumPy form here. An
+operation that cannot be taken apart leaves the call without a second opinion.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_ONE_BY_ONE = 1 << 18
 
 
 def second_opinions(program: Program, exact: Values, made: Values) -> dict[Slot, SlotReplay]:
-    """How far the float64 result is from the independent one, in units of an honest kernel's error in the dtype of `made`."""
+    """Measure how far the float64 result is from the independent one, in units of an honest kernel's error in the dtype of `made`."""
     other = _independent(program)
     if other is None:
         return {}
@@ -51,7 +51,7 @@ def _independent(program: Program) -> dict[Slot, torch.Tensor] | None:
         with warnings.catch_warnings(), mode:
             warnings.simplefilter("ignore")
             found = {slot: value.detach() for slot, value in program(widened(program.inputs)).items()}
-    except Exception:  # decompositions are written for tracing; one that does not run here leaves the call without
+    except Exception:  # decompositions are written for tracing; if one fails here, the call has no second opinion
         return None
     return found if mode.is_covered else None
 
@@ -81,7 +81,7 @@ def _compared(
 
 
 def _overflowing(values: torch.Tensor, largest: float) -> torch.Tensor:
-    """Float64 values as the dtype of the result could hold them: beyond its largest number they are infinite, as the exact ones count."""
+    """Make float64 values infinite that are beyond the largest number of the result's dtype, as the exact ones count."""
     if not math.isfinite(largest) or values.is_complex() or not bool((values.abs() > largest).any()):
         return values
     return values.masked_fill(values > largest, math.inf).masked_fill(values < -largest, -math.inf)
@@ -105,8 +105,10 @@ def _with_conditioning(
 def _with_other_roundings(
     slot: Slot, other: torch.Tensor, exact: dict[Slot, torch.Tensor], coarsest: DType, largest: float, moves: Moves
 ) -> Ratios:
-    """In float64 both results round, also where noise in the inputs does not show it: a norm over equal elements is exactly 0, and
-    where a pixel lies between others is rounded too."""
+    """Compare two float64 results, both of which round, also where noise in the inputs does not show it.
+
+    A norm over equal elements is exactly 0, and where a pixel lies between others is rounded too.
+    """
     moved = moves.of(slot, exact, with_zeros=True)
     centre, spread = _real(exact[slot]), moves.evaluations.spread(slot)
     evidence = Evidence(
@@ -120,7 +122,7 @@ def _with_other_roundings(
 
 
 class Independent(Decomposed):  # type: ignore[no-untyped-call]
-    """Primitives by NumPy where there is such a form."""
+    """Computes primitives with NumPy where there is such a form."""
 
     def _primitive(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], accumulator: torch.dtype) -> Any:
         formula = _NUMPY.get(name)
@@ -147,7 +149,7 @@ def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _one_by_one(function: Callable[[float], float], torchs: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:
-    """A function of the standard library on every element; torch's own where that would take long."""
+    """Apply a function of the standard library to every element; use torch's own where that would take long."""
 
     def call(values: Any) -> Any:
         if values.size > _MOST_ONE_BY_ONE:
@@ -204,7 +206,7 @@ def _convolution_backward(
 
 
 def _windows(shape: Any, count: Any, stride: Any, dilation: Any) -> Any:
-    """For each place in the kernel, the slice of the padded input that it meets; both as indices of the last dimensions."""
+    """Yield each place in the kernel with the slice of the padded input that it meets; both index the last dimensions."""
     for place in itertools.product(*map(range, shape)):
         starts = [k * d for k, d in zip(place, dilation, strict=True)]
         window = tuple(slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, count, stride, strict=True))
@@ -253,7 +255,7 @@ def _correlated(given: Any, grad: Any, shape: Any, stride: Any, padding: Any, di
 
 
 def _added_at(values: Any, dim: int, places: Any, source: Any) -> Any:
-    """`scatter_add`, and `index_add` where the places are one row for all."""
+    """Compute `scatter_add`, and `index_add` where the places are one row for all."""
     total = np.array(values)
     if places.ndim <= 1 < total.ndim:
         np.add.at(np.moveaxis(total, dim, 0), places, np.moveaxis(source, dim, 0))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines that round the operands of matrix products to a narrower format, in every call: a property, not a fault.
+"""Find machines that round the operands of matrix products to a narrower format in every call: a property of the machine, not a fault.
 
-Which format it is, is found from all products of a side together: the one whose rounding explains best what was recorded.
-A single wrong product cannot pass for a machine, since the median over the family decides.
+All products of a side together tell the format: the one whose rounding best explains what was recorded. A single wrong product cannot pass
+for a machine, since the median over the family decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Family = Sequence[tuple[Program, Mapping[Slot, torch.Tensor]]]
 
 
 def effective_operands(programs_and_recorded: Family) -> OperandFormat | None:
-    """The format to which one side rounds the operands of a family of matrix products; None where full precision explains them."""
+    """Return the format to which one side rounds the operands of a family of matrix products; None where full precision explains them."""
     plain = median(_ratios(programs_and_recorded, None))
     if plain <= SUSPICIOUS:
         return None

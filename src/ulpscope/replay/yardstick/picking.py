@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices that differ and pick the same values: sorting and searching leave the order of equal elements open."""
+"""Compare indices by the values that they pick: sorting and searching leave the order of equal elements open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["picks_the_same"]
 
 
 def picks_the_same(inputs: Iterable[torch.Tensor], ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether two tensors of indices are each a choice without repetition that picks the same elements of an input along one dimension."""
+    """Tell whether two index tensors each pick, without repetition, the same elements of an input along one dimension."""
     if ours.dtype != torch.int64 or ours.dim() == 0 or ours.shape != theirs.shape:
         return False
     return any(_picks_alike(one, dim, ours, theirs) for one in inputs if one.dim() == ours.dim() for dim in range(one.dim()))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs in float64, as recorded and a little beside: what a result makes of a small relative error of each of its inputs.
+"""Make a call's inputs in float64, as recorded and with small relative noise, to see how far such noise moves its results.
 
-Noise comes from a generator of our own with fixed seeds, so that a verdict is the same each time and nobody's random numbers are touched.
+Noise comes from a generator of our own with fixed seeds, so that a verdict is the same each time and no other random numbers are touched.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def is_floating(tensor: torch.Tensor) -> bool:
 
 
 def coarsest_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The first of the floating tensors with the fewest digits; nothing where none is floating."""
+    """Return the first of the floating tensors with the fewest digits; nothing where none is floating."""
     floating = [one for one in tensors if is_floating(one)]
     return [min(floating, key=lambda one: _dtype(one).mantissa)] if floating else []
 
 
 def coarsest_dtype(tensors: Sequence[torch.Tensor]) -> DType:
-    """The floating dtype with the fewest digits among inputs and, as the last one, the result, whose own it is where none is floating."""
+    """Return the floating dtype with the fewest digits among the inputs; without one, the dtype of the result, which comes last."""
     return _dtype((coarsest_of(tensors) or tensors)[-1])
 
 
@@ -48,13 +48,13 @@ def _dtype(tensor: torch.Tensor) -> DType:
 
 
 def widened(inputs: Values) -> dict[Slot, torch.Tensor]:
-    """Contiguous copies in float64. Slots that hold the same tensor go on holding the same one."""
+    """Copy the inputs to contiguous float64 tensors. Slots that hold the same tensor go on holding the same one."""
     seen: dict[object, torch.Tensor] = {}
     return {slot: seen.setdefault(_identity(value), _widened(value)) for slot, value in inputs.items()}
 
 
 class Probes:
-    """The inputs of a call a little beside what they are. What all probes share is computed once, unless it is large."""
+    """The inputs of a call with small changes. Values that all probes share are computed once, unless they are large."""
 
     def __init__(self, inputs: Values) -> None:
         self._inputs = inputs
@@ -62,19 +62,19 @@ class Probes:
         self._are_large = sum(value.numel() for value in inputs.values()) > _BLOCK
 
     def noisy(self, seed: int, *, is_normwise: bool = False) -> dict[Slot, torch.Tensor]:
-        """With relative noise on every floating value but 0, infinities and NaN; `is_normwise` in relation to the whole tensor."""
+        """Add relative noise to every floating value but 0, infinities and NaN; `is_normwise` takes it relative to the whole tensor."""
         different = {_identity(value): value for value in self._inputs.values() if is_floating(value)}
         sizes = tuple(value.numel() * (2 if value.is_complex() else 1) for value in different.values())
         noise = dict(zip(different, _noises(seed, sizes), strict=True))
         return self._mapped(lambda value: self._disturbed(value, noise[_identity(value)], is_normwise))
 
     def with_nudged_zeros(self, seed: int) -> dict[Slot, torch.Tensor]:
-        """With tiny negative numbers for zeros: it tells which results hang on how equal zeros are ordered."""
+        """Replace zeros with tiny negative numbers: this tells which results depend on how equal zeros are ordered."""
         generator = torch.Generator().manual_seed(seed)
         return self._mapped(lambda value: _nudged(_real(_widened(value)), _tiny(value), generator))
 
     def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[Slot, torch.Tensor]:
-        """Every floating input widened and changed, once for each tensor however many slots hold it."""
+        """Widen and change every floating input, once for each tensor however many slots hold it."""
         seen: dict[object, torch.Tensor] = {}
         changed: dict[Slot, torch.Tensor] = {}
         for slot, value in self._inputs.items():
@@ -95,7 +95,7 @@ class Probes:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A tensor that noise is added to: how much of it is one unit, and which elements stay as they are (None: none)."""
+    """A tensor to add noise to: the size of one unit of noise, and the elements that stay as they are (None: none)."""
 
     value: torch.Tensor
     unit: torch.Tensor
@@ -117,7 +117,7 @@ class _Base:
 
 
 def _disturbed_in_blocks(value: torch.Tensor, noise: torch.Tensor, tiny: float, is_normwise: bool) -> torch.Tensor:
-    """The same for a large tensor, in the memory of the noise."""
+    """Add noise to a large tensor block by block, in the memory of the noise."""
     least = _least(value, tiny, is_normwise)
     for here, beside in zip(torch.split(value.view(-1), _BLOCK), torch.split(noise, _BLOCK), strict=True):
         beside.copy_(_Base.of(here, least, False).disturbed(beside))
@@ -129,7 +129,7 @@ def _least(value: torch.Tensor, tiny: float, is_normwise: bool) -> float:
 
 
 def _noises(seed: int, sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Normal numbers for tensors of these sizes, drawn one after the other."""
+    """Draw normal numbers for tensors of these sizes, one after the other."""
     if (found := _KEPT.get((seed, sizes))) is not None:
         return found
     generator = torch.Generator().manual_seed(seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a recorded tensor is from the exact one, in units of what honest kernels err there. Pure arithmetic over tensors, in blocks.
+"""Measure how far a recorded tensor is from the exact one, in units of an honest kernel's error. Pure arithmetic over tensors, in blocks.
 
     unit2   error per unit of relative input error, squared: the mean over probes, and at least exact^2
     pool(v) = v + mean over the last dimension / 16 + mean over the tensor / 16
@@ -11,7 +11,7 @@ with a the error of the native kernel and b that of the decomposed computation. 
 it, so that no kernel is its own judge; where there is no b it counts in full.
 A result all of whose elements are the nearest numbers to the exact ones has no change of scale: one constant in many places (a mask of
 -10000 in bfloat16) is rounded the same everywhere, and no kernel comes nearer.
-Elements at a jump (a tie that noise decides) are not judged, and are kept out of the means so that they excuse nobody else.
+Elements at a jump (a tie that noise decides) are not judged, and are kept out of the means so that they excuse no other element.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What honest computations of one result gave: all of the exact one's shape, as wide or narrow as they came.
+    """Results of honest computations of one call: all of the exact one's shape, in any precision.
 
     `moved2` is the mean square by which probes moved the result, over the square of their noise (`step`); `is_fragile` marks elements that
-    a probe made finite or not. `kernel` and `decomposed` are results in the native precision; `rounded` that of a machine with narrower
-    operands, where how far it is from exact counts as honest. What is None was not evaluated.
+    a probe made finite or not. `kernel` and `decomposed` are results in the native precision; `rounded` is the result of a machine with
+    narrower operands, whose distance from the exact one counts as honest. A field that is None was not evaluated.
     """
 
     exact: torch.Tensor
@@ -72,7 +72,10 @@ class Ratios:
 
 
 def ratios(recorded: torch.Tensor, evidence: Evidence, coarsest: DType, finest_max: float) -> Ratios:
-    """`coarsest` gives the unit of rounding; beyond `finest_max`, the largest number of the result's dtype, a value counts as infinite."""
+    """Measure the recorded result against the evidence.
+
+    `coarsest` gives the unit of rounding. A value beyond `finest_max`, the largest number of the result's dtype, counts as infinite.
+    """
     if (found := _nothing_apart(recorded, evidence, coarsest)) is not None:
         return found
     sheet = _Sheet(recorded, evidence, coarsest, finest_max)
@@ -85,7 +88,7 @@ def ratios(recorded: torch.Tensor, evidence: Evidence, coarsest: DType, finest_m
 
 
 def _nothing_apart(recorded: torch.Tensor, evidence: Evidence, coarsest: DType) -> Ratios | None:
-    """The same for a result that is the exact one, where nothing else is known of it: every ratio is 0. None for any other."""
+    """Return the ratios, all 0, of a result equal to the exact one that has no other evidence; None for any other."""
     exact = evidence.exact
     if any(one is not None for one in (evidence.moved2, evidence.kernel, evidence.decomposed, evidence.rounded)) or not exact.numel():
         return None
@@ -114,12 +117,12 @@ def _nothing_apart(recorded: torch.Tensor, evidence: Evidence, coarsest: DType) 
 
 
 class _Part:
-    """One block of elements in float64, with the squares that are pooled: 0 where something is not finite or beyond the range."""
+    """One block of elements in float64, with the squares that are pooled; the square of a value not finite or beyond the range is 0."""
 
     __slots__ = ("_errors", "_sheet", "at", "exact", "exact2", "is_within", "jumps", "moved2")
 
     def __init__(self, sheet: _Sheet, at: Place) -> None:
-        self._sheet, self.at = weakref.proxy(sheet), at  # a circle would keep both, and their tensors, until garbage is looked for
+        self._sheet, self.at = weakref.proxy(sheet), at  # a reference cycle would keep both, and their tensors, until the collector runs
         self.exact = sheet.taken(sheet.exact, at).to(torch.float64)
         self.is_within = _within(self.exact, sheet.largest)
         self.exact2 = self.exact.square()
@@ -130,7 +133,7 @@ class _Part:
         self._errors: list[torch.Tensor | None] | None = None
 
     def errors(self) -> list[torch.Tensor | None]:
-        """Of the native kernel, of the decomposition, and what rounded operands change."""
+        """Return the errors of the native kernel and of the decomposition, and the change that rounded operands make."""
         if self._errors is None:
             sheet = self._sheet
             self._errors = [None if one is None else self._error(sheet.taken(one, self.at)) for one in sheet.others]
@@ -143,7 +146,7 @@ class _Part:
         return error.masked_fill_(~(torch.isfinite(error) & self.is_within), 0.0)
 
     def look_for_jumps(self) -> int:
-        """How many elements jump; which ones is kept where there are any."""
+        """Count the elements that jump, and keep their places where there are any."""
         sheet = self._sheet
         assert self.moved2 is not None
         is_jump = self.moved2 * sheet.step2 > self.exact2.clamp(min=sheet.floor2 * POOL_TENSOR).mul_(JUMP**2)
@@ -154,7 +157,7 @@ class _Part:
         return many
 
     def squares(self, *, without_jumps: bool = False) -> list[torch.Tensor | None]:
-        """unit^2 and the squared errors."""
+        """Return unit^2 and the squared errors."""
         unit2 = self.exact2 if self.moved2 is None else torch.maximum(self.moved2, self.exact2)
         errors2 = [None if one is None else one.square() for one in self.errors()]
         if self.jumps is None or not without_jumps:
@@ -167,7 +170,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Block:
-    """What the ratios of one block of elements are made of; `is_judged` is None where all elements are."""
+    """The parts of the ratios of one block of elements; `is_judged` is None where all elements are."""
 
     start: int
     recorded: torch.Tensor
@@ -215,11 +218,11 @@ class _Sheet:
                 yield slice(top, min(top + tall, self._rows)), slice(left, min(left + _BLOCK, self._columns))
 
     def _parts(self) -> Iterator[_Part]:
-        """Block after block: a lone one is made once, many are made in every pass."""
+        """Yield block after block: a single block is made once and kept, several are made anew in every pass."""
         return iter((self._lone,)) if self._lone is not None else (_Part(self, at) for at in self._places)
 
     def _pooled(self) -> list[torch.Tensor | None]:
-        """What is added to each element of a row: a pass for the size of the result and the share of jumps, one for the means."""
+        """Compute what pooling adds to each element of a row: one pass for the result's size and the share of jumps, one for the means."""
         numel = max(1, self._rows * self._columns)
         without_jumps = False
         if self.moved2 is not None:
@@ -278,7 +281,7 @@ class _Sheet:
         )
 
     def _misplaced(self, part: _Part, recorded: torch.Tensor, s2: torch.Tensor) -> tuple[int, int]:
-        """How many NaN or infinities no honest computation gives, or are missing; and how many the native kernel has alone."""
+        """Count NaN and infinities that no honest computation gives or that are missing, and those that only the native kernel gives."""
         ours, theirs = _kind(recorded, math.inf), _kind(part.exact, self.largest)
         is_misplaced = ours != theirs
         if not bool(is_misplaced.any()):
@@ -298,7 +301,7 @@ class _Sheet:
 
 
 def _within(values: torch.Tensor, largest: float) -> torch.Tensor | None:
-    """Which values are finite numbers of the range; None where all are."""
+    """Mark the values that are finite numbers within the range; None where all are."""
     low, high = (float(one) for one in torch.aminmax(values)) if values.numel() else (0.0, 0.0)
     return None if -largest <= low and high <= largest else values.abs() <= largest
 
@@ -318,12 +321,12 @@ def _kind(values: torch.Tensor, largest: float) -> torch.Tensor:
 
 
 def _quantum(coarsest: DType) -> float:
-    """The error below which nothing is judged: half a subnormal where they matter (float16), else what flushing them to zero costs."""
+    """Return the error below which nothing is judged: half a subnormal in float16, otherwise what flushing subnormals to zero costs."""
     return coarsest.eps / 2 * coarsest.tiny if coarsest.tiny > 1e-30 else coarsest.tiny
 
 
 def _combined(base: torch.Tensor, kernel2: torch.Tensor | None, decomposed2: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """s^2, and the same without the native kernel."""
+    """Return s^2, and the same without the native kernel."""
     independent = base if decomposed2 is None else base + decomposed2
     if kernel2 is None:
         return independent, independent

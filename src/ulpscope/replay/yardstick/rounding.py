@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same call on a machine that rounds the operands of matrix products to a narrower format, its range included.
+"""Run the same call as a machine that rounds the operands of matrix products to a narrower format, its range included.
 
-Only matrix products and convolutions are rounded, forward and backward; accumulation stays in the wider precision and so does what is
-added to the product.
+Only matrix products and convolutions are rounded, forward and backward; accumulation stays in the wider precision, and so does a term added
+to the product.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ FORMATS: tuple[OperandFormat, ...] = ("float16", "tf32", "bfloat16")
 
 
 class RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs everything as it is, with the operands of matrix products rounded."""
+    """Runs every operation as it is, with the operands of matrix products rounded."""
 
     def __init__(self, rounding: Rounding) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

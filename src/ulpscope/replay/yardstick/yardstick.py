@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an honest kernel errs by on the inputs of one call, and how often that fits into the error of what was recorded.
+"""Measure how much an honest kernel errs on the inputs of one call, and how often that fits into the error of a recorded result.
 
 The work is done in stages, each of which can only make the yardstick longer: the exact result; probes; the native kernel and its
-decomposition. So a result that a short yardstick finds good needs no longer one, and its ratios are upper bounds.
-Where every input is float64 already nothing on this machine is more exact: the result is judged against another float64 computation.
+decomposition. So a result that a short yardstick finds good needs no longer one, and its ratios are upper bounds. Where every input is
+float64 already, nothing on this machine is more exact: the result is judged against another float64 computation.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ DISPUTE = 64.0
 
 
 class Yardstick:
-    """One call and everything that was evaluated of it so far.
+    """One call and all results that were evaluated for it so far.
 
-    With `operands`, a result is honest too if products of operands rounded to that format give it. What is rounded on the way is known of
-    products alone. So `loosely` asks another question: whether a result is as near to that as such rounding is large, in these units.
-    None asks it of calls that compute more than products, where the first answer is no.
+    With `operands`, a result is honest too if products of operands rounded to that format give it. Of products alone it is known what is
+    rounded on the way. For calls that compute more, `loosely` asks another question: is a result as near to that as such rounding is large,
+    in these units? None asks it only of calls that compute more than products, where the first answer is no.
     """
 
     def __init__(self, program: Program, *, operands: OperandFormat | None = None, loosely: bool | None = None) -> None:
@@ -65,12 +65,12 @@ class Yardstick:
         self._rounded = [Evaluations(program, one) for one in (ROUNDINGS[operands] if operands else ())]
 
     def exact(self) -> dict[Slot, torch.Tensor]:
-        """The call in float64 on contiguous copies of its inputs."""
+        """Return the call in float64 on contiguous copies of its inputs."""
         return self._plain.exact
 
     @property
     def has_products(self) -> bool:
-        """Whether something is computed whose operands a machine may round."""
+        """Tell whether the call computes products, whose operands a machine may round."""
         return self._plain.has_products
 
     @cached_property
@@ -80,9 +80,9 @@ class Yardstick:
     def measure(
         self, recorded: Mapping[Slot, torch.Tensor], *, enough: Limits | None = None, has_ties: bool = True
     ) -> tuple[SlotReplay, ...]:
-        """Every recorded result that the call gives. With `enough`, work ends as soon as a result is known to be within these limits.
+        """Measure every recorded result that the call gives. With `enough`, stop as soon as a result is known to be within these limits.
 
-        Without `has_ties` nothing was rounded on the way to what was recorded: integers and booleans are what the inputs say.
+        Without `has_ties` nothing was rounded on the way to what was recorded: integers and booleans follow exactly from the inputs.
         """
         found = (self._measure(slot, value.detach().cpu(), enough, has_ties) for slot, value in recorded.items() if slot in self.exact())
         return tuple(self._with_leeway(one) for one in found)
@@ -92,12 +92,12 @@ class Yardstick:
         is_excused = bool(self._rounded) and not self._plain.is_composite and is_dropped(found.scale, self._num_terms(found.numel))
         bias = found.bias if tells_by_scale(name, found.dtype) and not is_excused else None
         room = leeway(name, found.dtype, is_rounding=bool(self._rounded))
-        if found.is_rounding:  # where a formula cancels what a kernel rounds; a change of scale gets no room
+        if found.is_rounding:  # leave room where a formula cancels what a kernel rounds; a change of scale gets none
             room = CANCELLED if self._plain.is_composite else 1.0
         return replace(found, bias=bias, leeway=room)
 
     def _num_terms(self, numel: int) -> float:
-        """How many products are added up into an element, as the sizes of a matrix product show: (m k)(k n) / (m n) = k^2."""
+        """Estimate how many products add up to one element, from the sizes of a matrix product: (m k)(k n) / (m n) = k^2."""
         *_, one, other = (0, 0, *sorted(value.numel() for value in self._program.inputs.values()))
         return math.sqrt(one * other / max(numel, 1))
 
@@ -133,10 +133,10 @@ class Yardstick:
         return _slot_replay(slot, recorded, coarsest, found, is_bound=False)
 
     def _best(self, slot: Slot, recorded: torch.Tensor, coarsest: DType, stage: Stage) -> Ratios:
-        """The better of full precision and rounded operands: no call has to round, and none errs on purpose.
+        """Return the better of full precision and rounded operands: no call has to round, and none errs on purpose.
 
         Where products are only part of a call, fused kernels round other intermediate results than the formula does. If neither explains
-        what was recorded, the size of such rounding is part of the yardstick.
+        the recorded result, the size of such rounding is part of the yardstick.
         """
         found = [self._ratios(one, slot, recorded, coarsest, stage) for one in (self._plain, *self._rounded)]
         is_open = self._may_loosen and self._plain.is_composite and min(one.max_ratio for one in found) > ROUNDED_OTHERWISE
@@ -163,10 +163,10 @@ class Yardstick:
         return False
 
     def _loosely(self, slot: Slot, recorded: torch.Tensor, coarsest: DType) -> Ratios:
-        """How far a result is from that of rounded operands, in units of what rounding them to the nearest changes.
+        """Measure how far a result is from that of rounded operands, in units of what rounding them to the nearest changes.
 
-        That is the rms over a row, or over all where more than products are computed: in a formula terms may cancel, and with them what
-        rounding changes, that do not in a kernel.
+        The unit is the rms over a row, or over all elements where more than products are computed: terms may cancel in a formula, and with
+        them the change that rounding makes, while they do not in a kernel.
         """
         nearest = _real(self._rounded[0].exact[slot]).to(torch.float64)
         change = torch.nan_to_num(nearest - _real(self.exact()[slot]), nan=0.0, posinf=0.0, neginf=0.0).square()
@@ -191,7 +191,10 @@ class Yardstick:
     def _without_agreement(
         self, evaluations: Evaluations, slot: Slot, recorded: torch.Tensor, coarsest: DType, evidence: Evidence
     ) -> Ratios:
-        """Kernel and decomposition are two functions, whatever the precision. Either excuses, and the kernel is put down as suspect."""
+        """Measure against the kernel and against the decomposition, where they are two different functions in any precision.
+
+        Either excuses the result, and the kernel is put down as suspect.
+        """
         assert evaluations.exact_decomposed is not None
         largest = float(torch.finfo(recorded.dtype).max)
         other = replace(evidence, exact=_real(evaluations.exact_decomposed[slot]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checked calls as rows, one for each result of each call: the same columns in csv, xlsx and json.
+"""Turn checked calls into rows, one for each result of each call: the same columns in csv, xlsx and json.
 
-A skipped call has a row too. Empty cells mean that there is no value; infinities are the texts inf and -inf.
+A skipped call has a row too. A cell without a value is empty; infinities are the texts inf and -inf.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONGEST_TEXT = 32_767
 
 
 def check_columns(check: Check) -> list[str]:
-    """All columns; the figures of a rule set come last."""
+    """Return all columns; the figures of a rule set come last."""
     metrics = dict.fromkeys(name for call in check.calls for slot in call.slots for name in slot.metrics)
     ratios = [f"{role}_{name}" for role in ("device", "recorded") for name in _RATIOS]
     return [*_CALL, *_SLOT, *ratios, *_REST, *metrics]
@@ -144,7 +144,7 @@ def write_check_json(check: Check, path: Path) -> None:
 
 
 def dump_check(check: Check, stream: TextIO) -> None:
-    """The answer, the findings, and every row; NaN and infinities are texts."""
+    """Write the answer, the findings, and every row as JSON; NaN and infinities are texts."""
     head = {
         "schema": CHECK_SCHEMA,
         "verdict": check.verdict,

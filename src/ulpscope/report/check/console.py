@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check on a terminal: the answer, what fails with the worst first, what was not checked and why."""
+"""Print a check on a terminal: the answer, the failures with the worst first, and what was not checked and why."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def verdict_style(check: Check) -> str:
 
 
 def verdict_line(check: Check) -> str:
-    """`wrong: runs/npu on npu:0, 2 of 180 calls fail`; where something was not checked, the share that was comes first."""
+    """Return the answer in one line: `wrong: runs/npu on npu:0, 2 of 180 calls fail`.
+
+    The line of a partial check begins with the share that was checked.
+    """
     counts = check.counts
     judged = len(check.calls) - counts["skipped"]
     where = f"{check.path} on {check.device}"
@@ -70,12 +73,12 @@ def verdict_line(check: Check) -> str:
 
 
 def _percent(share: float) -> str:
-    """Rounded down: what is not all is never called all."""
+    """Return a share in percent, rounded down, so that 100 % always means all."""
     return f"{int(100 * share)} %" if share >= 0.01 else "less than 1 %"
 
 
 def _unseen(check: Check) -> str:
-    """`; OptimizedModule is opaque`, or how many calls have no verdict and of which operations they are."""
+    """Return `; OptimizedModule is opaque`, or how many calls have no verdict, with their operations."""
     if check.opaque:
         return f"; {_few(check.opaque)} {'is' if len(check.opaque) == 1 else 'are'} opaque"
     without = [call for call in check.calls if call.status in ("skipped", "warning")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check as one page that opens from disk: no script, no network, every foreign string escaped."""
+"""Write a check as one page that opens from disk: no script, no network, every foreign string escaped."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _row(call: CheckedCall) -> str:
 
 
 def _operations(check: Check) -> Iterable[str]:
-    """How each operation fares, forward and backward."""
+    """Yield a table with the verdicts of each operation, forward and backward."""
     groups: defaultdict[tuple[str, str], list[CheckedCall]] = defaultdict(list)
     for call in check.calls:
         groups[call.call.op, call.phase].append(call)

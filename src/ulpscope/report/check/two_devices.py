@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two devices' checks: on a terminal the worst first, as csv and json a row for each result.
+"""Show how two devices' checks compare: on a terminal with the worst first, as csv and json with a row for each result.
 
-`DEVICE_COLUMNS` are the columns of the csv and the keys of the json's rows: what identifies a result, the verdict, the ratios of the
-subject's errors to the reference's, what each ratio was found to be, and the figures of both sides.
+`DEVICE_COLUMNS` are the columns of the csv and the keys of the json's rows: the fields that identify a result, the verdict, the ratios of
+the subject's errors to the reference's, the status of each ratio, and the figures of both sides.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STYLES = {"failed": "red", "warning": "yellow"}
 
 
 def device_rows(comparison: DeviceComparison) -> Iterator[dict[str, Cell]]:
-    """Every result by its columns; what has no value is not there."""
+    """Yield every result as a row by column name; a row leaves out columns without a value."""
     for pair in comparison.pairs:
         row: dict[str, Cell] = {name: getattr(pair.row, name) for name in _NAMES}
         row |= {name: getattr(pair.verdict, name) for name in _VERDICT}
@@ -69,7 +69,7 @@ def write_devices_json(comparison: DeviceComparison, path: Path) -> None:
 
 
 def dump_devices(comparison: DeviceComparison, stream: TextIO) -> None:
-    """The counts, then a row for each result; NaN and infinities are texts."""
+    """Write the counts, then a row for each result, as JSON; NaN and infinities are texts."""
     head = {
         "schema": DEVICES_SCHEMA,
         "subject": comparison.subject_path,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison, or what a run holds, on a terminal: the answer first.
+"""Print a comparison, or the contents of a run, on a terminal: the answer first.
 
-Lines go out as styled text, never as markup, and everything foreign is made visible before. A piped line is never wrapped or cut.
+Lines are printed as styled text, never as markup, and control characters in foreign texts are made visible first. A line that goes into a
+pipe is never wrapped or cut.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _VERDICT_STYLES = {"same": "bold green", "rounding": "bold green", "unknown": "b
 
 
 def render_comparison(comparison: Comparison, console: Console) -> None:
-    """Verdict, findings in order of cause, notes, and how many calls got which verdict."""
+    """Print the verdict, the findings in order of cause, notes, and how many calls got which verdict."""
     counts = count_calls(comparison)
     _print(console, _verdict_line(comparison, counts), _VERDICT_STYLES[comparison.verdict])
     faults = comparison.faults
@@ -54,7 +55,7 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _verdict_line(comparison: Comparison, counts: Counts) -> str:
-    """The answer: what was not compared comes before everything else that is said of it."""
+    """Return the answer in one line; what was not compared comes before everything else."""
     sides = f"{comparison.subject_path} against {comparison.reference_path}"
     word = _VERDICT_WORDS[comparison.verdict]
     gaps = gaps_text(comparison.coverage)
@@ -102,7 +103,7 @@ def _render_counts(counts: Counts, console: Console) -> None:
 
 
 def render_run(run: Run, console: Console, *, size_bytes: int) -> None:
-    """What made the run, what it holds, and what capture could not do."""
+    """Print how a run was made, what it holds, and what capture could not do."""
     info = run.info
     _print(console, f"{run.path}: {info.format} run, format {info.format_version}", "bold")
     facts = {
@@ -143,7 +144,7 @@ _TABLE_HEADINGS = ("call", "phase", "slot", "dtype", "shape", "min", "max", "mea
 
 
 def render_records(records: Iterable[CallRecord], console: Console, *, limit: int | None) -> None:
-    """A line for each slot of each call, until there are `limit` lines; the rest is counted."""
+    """Print a line for each slot of each call, up to about `limit` lines, and count the calls left out."""
     lines: list[tuple[str, ...]] = []
     num_hidden = 0
     place = (-1, -1)
@@ -182,7 +183,7 @@ def _render_table(headings: Sequence[str], lines: Sequence[Sequence[str]], conso
 
 
 def render_details(record: CallRecord, console: Console, *, stacks: bool, arguments: bool, most_slots: int | None = None) -> None:
-    """One call with everything that was recorded about it, but for slots beyond `most_slots`."""
+    """Print one call with everything that was recorded about it, except slots beyond `most_slots`."""
     again = ", recomputed" if record.recompute else ""
     place = f"{record.phase}{again}, step {record.step}, rank {record.rank}, order {record.order}"
     _print(console, f"{_name(record)}  {place}", "bold")
@@ -221,7 +222,7 @@ def _name(record: CallRecord) -> str:
 
 
 def slot_label(slot: Slot) -> str:
-    """The slot for the eye: `parameter.head.weight`, dots and all."""
+    """Write a slot for a reader: `parameter.head.weight`, dots and all."""
     return ".".join([slot.role, *map(str, slot.path)])
 
 
@@ -239,7 +240,7 @@ def _tensor(tensor: TensorRecord) -> str:
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the strides are those of a plain row-major tensor, which need no mention."""
+    """Tell whether the strides are those of a plain row-major tensor, which need no mention."""
     expected = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=False):
         if size != 1 and stride != expected:
@@ -249,7 +250,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _argument(value: Any) -> str:
-    """A recorded argument as one would write it: `input.0`, `float32`, `(1, 2)`."""
+    """Write a recorded argument as in code: `input.0`, `float32`, `(1, 2)`."""
     match value:
         case {"$tensor": word} | {"$dtype": word} | {"$int": word} | {"$memory_format": word} | {"$layout": word}:
             return str(word)
@@ -274,7 +275,7 @@ def _argument(value: Any) -> str:
 
 
 def _place(frame: Frame) -> str:
-    """`file:line in function: code`, the file relative to where we are, if it is below."""
+    """Write a frame as `file:line in function: code`; a file below the working directory is shown relative to it."""
     try:
         file = str(Path(frame.file).relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -311,7 +312,7 @@ def _size(size_bytes: int) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """`0-3, 7` of 0, 1, 2, 3, 7."""
+    """Shorten a list of numbers: `0-3, 7` for 0, 1, 2, 3, 7."""
     groups: list[list[int]] = []
     for number in numbers:
         if groups and number == groups[-1][-1] + 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many calls got which verdict: the numbers under every report."""
+"""Count the calls of a comparison by verdict: the numbers under every report."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Counts", "call_state", "count_calls", "count_states", "lone_side"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Calls by verdict and by contribution.
+    """Numbers of calls by verdict and by contribution.
 
-    `compared` calls exist on both sides: same + rounding + differs + unmeasured + partial of them. A `partial` call has a
-    slot that only one side knows, and no worse verdict. `inherited`, `amplified` and `masked` calls are among those that differ, and a
-    `contributed` one is where an error begins: what the page calls the call's state, and what a fault says of its consequences.
+    `compared` calls exist on both sides: the sum of same, rounding, differs, unmeasured and partial. A `partial` call has a slot that only
+    one side knows, and no worse verdict. `inherited`, `amplified` and `masked` calls are among those that differ, and an error begins at a
+    `contributed` one. The page shows these words as the state of a call; a fault uses them for its consequences.
     """
 
     calls: int
@@ -44,7 +44,7 @@ def lone_side(call: JudgedCall) -> str | None:
 
 
 def call_state(call: JudgedCall) -> str:
-    """Return what a call's verdict and its part in the error come to: the word that the page counts and colours by."""
+    """Return the state of a call, from its verdict and its part in the error: the word that the page counts and colours by."""
     if call.contribution == "contributed":
         return "contributed"
     if call.level == "differs" and call.contribution in ("amplified", "inherited", "masked"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer of a comparison in words that every report shares: what was not compared comes first, then the rest."""
+"""Write the answer of a comparison in words that every report shares: what was not compared comes first, then the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_REASONS = 3
 
 
 def answer_text(comparison: Comparison, counts: Counts) -> str:
-    """What follows the verdict's word and the names of both sides."""
+    """Return the text that follows the verdict's word and the names of both sides."""
     compared = _plural(counts.compared, "call") + " compared"
     opaque = opaque_text(comparison.coverage)
     rest = f"; {opaque}" if opaque else ""
@@ -40,7 +40,7 @@ def _harmless_text(counts: Counts) -> str:
 
 
 def gaps_text(coverage: Coverage) -> str:
-    """What was not compared and of how many, as a clause; empty where everything was."""
+    """Name what was not compared and out of how many, as a clause; empty where everything was compared."""
     if coverage.is_whole:
         return ""
     counted = [_of(coverage, kind) for kind in PART_KINDS if any(gap.kind == kind for gap in coverage.gaps)]
@@ -52,7 +52,7 @@ def gaps_text(coverage: Coverage) -> str:
 
 
 def opaque_text(coverage: Coverage) -> str:
-    """How many of the calls were compared from outside only; empty where none."""
+    """Say how many of the calls were compared from outside only; empty where none were."""
     if not coverage.num_opaque:
         return ""
     share = f"{coverage.num_opaque} of {_plural(coverage.totals.get('call', 0), 'call')}"
@@ -60,7 +60,7 @@ def opaque_text(coverage: Coverage) -> str:
 
 
 def coverage_data(coverage: Coverage) -> dict[str, Any]:
-    """The coverage for JSON; `parts` has an entry for each kind of part that is counted or missing."""
+    """Return the coverage for JSON; `parts` has an entry for each kind of part that is counted or missing."""
     kinds = [kind for kind in PART_KINDS if kind in coverage.totals or coverage.missing(kind)]
     return {
         "is_whole": coverage.is_whole,
@@ -78,7 +78,7 @@ def _of(coverage: Coverage, kind: PartKind) -> str:
 
 
 def _reason(gap: Gap) -> str:
-    """`rank 1 only in the reference`, `300 calls: only in the subject, first mul.0`."""
+    """Name one gap: `rank 1 only in the reference`, `300 calls: only in the subject, first mul.0`."""
     if gap.kind in ("rank", "step", "phase", "file"):
         return f"{', '.join(gap.places)} {gap.why}"
     first = f", first {gap.places[0]}" if gap.places else ""

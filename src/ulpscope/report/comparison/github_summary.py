@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison as Markdown for the summary page of a GitHub workflow run.
+"""Write the comparison as Markdown for the summary page of a GitHub workflow run.
 
-Everything foreign stands in code spans or fenced blocks that are longer than any run of backticks in it, so that no name becomes markup.
+Foreign texts stand in code spans or fenced blocks that are longer than any run of backticks in them, so that no name becomes markup.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML file that holds the whole comparison and opens from disk.
+"""Write one HTML file that holds the whole comparison and opens from disk.
 
 The page is built apart (web/) and committed as one file with an empty JSON block; here the block is filled. Nothing of a run
 is ever written as markup: every foreign string travels inside that JSON, where `<`, `>` and `&` are spelled `\\u003c` and so on.
@@ -94,16 +94,19 @@ def write_html(comparison: Comparison, path: Path) -> None:
 
 
 def _embedded(data: Json) -> str:
-    """JSON that no HTML parser can mistake for markup. Beyond ASCII everything is escaped, U+2028 and lone surrogates included."""
+    """Encode JSON that no HTML parser can mistake for markup.
+
+    `<`, `>`, `&` and everything beyond ASCII are escaped, U+2028 and lone surrogates included.
+    """
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def page_data(comparison: Comparison) -> dict[str, Json]:
-    """Exactly what the page reads.
+    """Return exactly the data that the page reads.
 
-    Numbers are plain where finite, the strings `inf`, `-inf` and `nan` where not, null where nothing was taken, and a list with
-    one reason where a metric is undefined.
+    A finite number stays a number; `inf`, `-inf` and `nan` are strings; a value that was not measured is null; an undefined metric is a
+    list with one reason.
     """
     texts, stacks, signatures = _Table(), _Table(), _Table()
     levels, condensed = [call.level for call in comparison.calls], comparison.condensed
@@ -158,7 +161,7 @@ class _Table:
 
 
 def _kept_rows(calls: Sequence[JudgedCall], levels: Sequence[VerdictLevel], wanted: set[int]) -> list[int]:
-    """All rows where they fit; else what findings point at, then what is worst, and of what is equally bad the first."""
+    """Choose the rows to show: all if they fit; otherwise those that findings point at, then the worst, the first ones among equals."""
     if len(levels) <= ROW_LIMIT:
         return list(range(len(levels)))
     badness = [-1 if row in wanted else _badness(call, level) for row, (call, level) in enumerate(zip(calls, levels, strict=True))]
@@ -173,7 +176,7 @@ def _badness(call: JudgedCall, level: VerdictLevel) -> int:
 
 
 def _rows_of(findings: Sequence[Finding], calls: Sequence[JudgedCall]) -> list[int | None]:
-    """The row each finding speaks about: by the call's name, else by its place in execution order."""
+    """Find the row each finding speaks about: by the call's name, else by its place in execution order."""
     by_name = {(f.rank, f.step, f.phase, f.call): None for f in findings if f.call}
     by_order = {(f.rank, f.step, f.phase, f.order): None for f in findings if f.order is not None}
     rows: dict[Hashable, int] = {}
@@ -187,7 +190,7 @@ def _rows_of(findings: Sequence[Finding], calls: Sequence[JudgedCall]) -> list[i
 
 
 def _rows(calls: Sequence[JudgedCall], texts: _Table, stacks: _Table, signatures: _Table) -> dict[str, list[Json]]:
-    """One entry a call and phase, in the order of the comparison; a list for each column."""
+    """Return one entry for each call and phase, in the order of the comparison, as a list for each column."""
     columns: dict[str, list[Json]] = {}
     for call in calls:
         record = call.pair.record
@@ -217,7 +220,7 @@ def _rows(calls: Sequence[JudgedCall], texts: _Table, stacks: _Table, signatures
 
 
 def _other_name(pair: Pair, texts: _Table) -> int | None:
-    """How the reference calls it where that is another name; for a call without partner, the side that has it."""
+    """Return the reference's name for the call where it differs; for a call without partner, the side that has it."""
     if pair.subject is None or pair.reference is None:
         return texts.add("subject only" if pair.subject else "reference only")
     if (pair.subject.module, pair.subject.call) == (pair.reference.module, pair.reference.call):
@@ -226,7 +229,7 @@ def _other_name(pair: Pair, texts: _Table) -> int | None:
 
 
 def _signature(call: JudgedCall) -> tuple[tuple[str, str, str], ...]:
-    """Every slot with its dtype and shape on both sides."""
+    """List every slot with its dtype and shape on both sides."""
     return tuple((_short(str(s.pair.slot)), _tensor_text(s.pair.subject), _tensor_text(s.pair.reference)) for s in call.slots)
 
 
@@ -235,7 +238,7 @@ def _tensor_text(record: TensorRecord | None) -> str:
 
 
 def _distance(call: JudgedCall) -> float | None:
-    """How far the results are apart, or all slots where a call has no results. None where only the fact is known."""
+    """Return how far apart the results are, or all slots where a call has no results; None where only the fact is known."""
     slots = [slot for slot in call.slots if slot.pair.slot.is_output] or call.slots
     distances = [distance for slot in slots if (distance := _slot_distance(slot)) is not None]
     if not distances:
@@ -253,7 +256,7 @@ def _slot_distance(slot: JudgedSlot) -> float | None:
 
 
 def _details(calls: Sequence[JudgedCall], first: Iterable[int], texts: _Table) -> dict[str, Json]:
-    """Metrics and statistics of slots that are not the same: those of findings and of contributed errors before all others."""
+    """Collect metrics and statistics of slots that are not the same: those of findings and of contributed errors first."""
     columns: dict[str, list[Json]] = {}
     num_slots = num_left_out = 0
     for row in _by_interest(calls, first):
@@ -345,7 +348,7 @@ def _frame(frame: Frame) -> list[Json]:
 
 
 def _facts(info: RunInfo) -> list[tuple[str, str]]:
-    """What made a run, as labelled texts."""
+    """List how a run was made, as labelled texts."""
     facts = [
         ("format", f"{info.format} {info.format_version}"),
         ("recorded by", info.tool),
@@ -362,14 +365,14 @@ def _facts(info: RunInfo) -> list[tuple[str, str]]:
 
 
 def _option_text(value: Any) -> str:
-    """Nothing for an option that was left alone."""
+    """Write an option as text; an option that was not set becomes an empty text."""
     if value in (None, [], (), {}):
         return ""
     return value if isinstance(value, str) else _value_text(value)
 
 
 def _call_text(record: CallRecord) -> str:
-    """The call as one would write it, with slots in the place of tensors, and the modes around it."""
+    """Write the call as in code, with slots in the place of tensors, and the modes around it."""
     arguments = "" if record.arguments is None else f"{record.call.short}({_arguments_text(record.arguments)})"
     return _short(" · ".join(filter(None, (arguments, "" if record.modes is None else _modes_text(record.modes)))))
 
@@ -406,15 +409,15 @@ def _metric(value: Metric, digits: int = 4) -> Json:
 
 
 def _number(value: float | None, digits: int = 4) -> Json:
-    """Four digits are plenty for most of the page; JSON has no infinities, so these go as texts."""
+    """Round a number to four digits, plenty for most of the page; an infinity becomes a text, since JSON has none."""
     return value if not value or isinstance(value, int) else _rounded(value, digits)
 
 
-@lru_cache(maxsize=1 << 14)  # a result is the next call's argument, so most numbers come twice
+@lru_cache(maxsize=1 << 14)  # a call's result is the next call's argument, so most numbers come twice
 def _rounded(value: float, digits: int) -> Json:
     return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
 
 
 def _short(text: str, limit: int = TEXT_LIMIT) -> str:
-    """The text, its middle left out where it is longer than anyone would read."""
+    """Leave out the middle of a text that is longer than anyone would read."""
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"

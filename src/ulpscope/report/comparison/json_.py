@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison, or what a run holds, as JSON (docs/report-json.md).
+"""Write the comparison, or the contents of a run, as JSON (docs/report-json.md).
 
-JSON has no word for NaN and infinities, and readers turn what is not a number into null without a sound. So they are the
-strings "NaN", "Infinity" and "-Infinity" in the number's place; null and absent both mean that there is no value.
+JSON has no word for NaN and infinities, and readers silently turn a value that is not a number into null. So they are the strings "NaN",
+"Infinity" and "-Infinity" in the number's place; null and absent both mean that there is no value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BUFFER = 1 << 18
 
 
 def write_json(comparison: Comparison, path: Path, *, rows_inside: int = _ROWS_INSIDE, lines: PairLines | None = None) -> None:
-    """Write the comparison; more than `rows_inside` pairs go to a csv beside it, named in their place.
+    """Write the comparison; more than `rows_inside` pairs go to a csv beside it, and the JSON names that file.
 
     `lines` were told of the calls while they were judged.
     """
@@ -45,7 +45,7 @@ def write_json(comparison: Comparison, path: Path, *, rows_inside: int = _ROWS_I
 
 
 def dump_comparison(comparison: Comparison, stream: TextIO, *, table: dict[str, Any] | None = None, lines: PairLines | None = None) -> None:
-    """Write the comparison to an open file, pair by pair, or with `table` in the place of the pairs."""
+    """Write the comparison to an open file: every pair, or with `table` a reference to the table that holds the pairs."""
     head = {
         "schema": COMPARISON_SCHEMA,
         "verdict": comparison.verdict,
@@ -62,7 +62,7 @@ def dump_comparison(comparison: Comparison, stream: TextIO, *, table: dict[str, 
 
 
 def dump_run(run: Run, records: Iterable[CallRecord], stream: TextIO) -> None:
-    """Write what made a run, what its capture could not do, and the given records."""
+    """Write how a run was made, what its capture could not do, and the given records."""
     head = {
         "schema": RUN_SCHEMA,
         "run": _run_info(run.info, str(run.path)),
@@ -78,7 +78,7 @@ def _steps(run: Run, rank: int) -> list[dict[str, Any]]:
 
 
 def _dump(head: dict[str, Any], last: str, items: dict[str, Any] | Iterator[str], stream: TextIO) -> None:
-    """One key a line; `last` streams, one item a line, given as text."""
+    """Write one key a line; the items under `last` are written as they come, one a line."""
     stream.write("{\n")
     for key, value in head.items():
         stream.write(f"{text(key)}: {text(value)},\n")

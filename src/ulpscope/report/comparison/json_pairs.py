@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a comparison as lines of JSON, put together from pieces: what several rows share is written out once.
+"""Write the rows of a comparison as lines of JSON, joined from pieces: a piece that several rows share is encoded once.
 
-A tensor is measured once, in however many slots it appears, and its statistics are the same in all of them. Most of a line is known as
-soon as its call is judged: whoever tells calls then has it written while other threads read tensors.
+A tensor is measured once, in however many slots it appears, and its statistics are the same in all of them. Most of a line is known as soon
+as its call is judged: passing each call to `judged` has it encoded while other threads still read tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_ROWS = 20_000
 
 
 class PairLines:
-    """The lines of a comparison, and of calls that were told of before the pieces that do not change any more."""
+    """The lines of a comparison; pieces of already judged calls are encoded before their last piece is known."""
 
     def __init__(self) -> None:
         self._measured: dict[int, tuple[Measurement, str, str]] = {}
@@ -45,7 +45,7 @@ class PairLines:
         self._num_rows = 0
 
     def judged(self, call: JudgedCall) -> None:
-        """Write out what is known of a call; beyond so many, of which nobody asks for lines, nothing is kept."""
+        """Encode what is known of a call; beyond a limit nothing is kept, since such rows go to a csv."""
         self._num_rows += len(call.slots)
         if self._num_rows > _MOST_ROWS:
             self._rows.clear()
@@ -53,7 +53,7 @@ class PairLines:
         self._rows.update((id(parts[0]), parts) for parts in self._parts(call))
 
     def lines(self, comparison: Comparison) -> Iterator[str]:
-        """An object for each row, without its empty cells."""
+        """Yield an object for each row, without its empty cells."""
         return in_order(comparison, self._of_call, _line)
 
     def _of_call(self, call: JudgedCall) -> Iterator[str]:
@@ -66,7 +66,7 @@ class PairLines:
             yield f"{before}{contribution}{after}"
 
     def _parts(self, call: JudgedCall) -> Iterator[tuple[JudgedSlot, str, str]]:
-        """Each slot with its line before and after the contribution of the call, which is known last."""
+        """Yield each slot with its line before and after the contribution of the call, which is known last."""
         head, tail = _piece(0, call_cells(call)), _piece(_SOURCE, source_cells(call))
         for slot in call.slots:
             cells = slot_cells(call, slot)
@@ -88,7 +88,7 @@ class PairLines:
 
     def _summary(self, first: int, tensor: TensorRecord | None) -> str:
         cells = statistics_cells(tensor)
-        if 0.0 in cells[1:5]:  # which is equal to the other zero
+        if 0.0 in cells[1:5]:  # -0.0 == 0.0, but they are encoded differently
             return _piece(first, cells)
         known = self._statistics.get((first, cells))
         if known is None:
@@ -103,7 +103,7 @@ def _line(row: Row) -> str:
 
 
 def _piece(first: int, cells: Row) -> str:
-    """The members of an object, from the name of the first cell on."""
+    """Encode the members of an object, from the name of the first cell on."""
     kinds = (first, *map(type, cells))
     form = _forms.get(kinds) or _forms.setdefault(kinds, _form(first, cells))
     if form.spelt:
@@ -119,9 +119,9 @@ def _piece(first: int, cells: Row) -> str:
 
 
 class _Form(NamedTuple):
-    """A text with places for cells of certain types, and how to spell those that are no numbers.
+    """A text with places for cells of certain types, and the function that encodes each cell that is no number.
 
-    Whether all of the types are known, and whether none of them has values that JSON has no word for.
+    `is_known`: all of the types are known. `is_sure`: none of them has values that JSON has no word for.
     """
 
     text: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison as JUnit XML, which every CI server can show: one test case a module, failed where a fault points at it."""
+"""Write the comparison as JUnit XML, which every CI server can show: one test case a module, failed where a fault points at it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _suite(comparison: Comparison) -> ElementTree.Element:
 
 
 def _coverage_case(comparison: Comparison) -> ElementTree.Element:
-    """Whether everything was compared: an error where that leaves the verdict open, skipped where whoever asked is content."""
+    """Report whether everything was compared: an error where a gap leaves the verdict open, skipped where it does not."""
     case = ElementTree.Element("testcase", classname="ulpscope", name=_COVERAGE)
     coverage = comparison.coverage
     if not coverage.is_whole:
@@ -97,5 +97,5 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Control characters spelled out: XML has no way to hold them."""
+    """Spell out control characters: XML has no way to hold them."""
     return visible(encodable(text))

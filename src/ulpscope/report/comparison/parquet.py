@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pairs as Parquet, in groups of rows.
+"""Write the pairs as Parquet, in groups of rows.
 
-Floating columns carry no minimum and maximum: readers that prune on them lose NaN. An undefined metric is null, a NaN is NaN.
+Floating columns carry no minimum and maximum: readers that skip groups by them would lose NaN. An undefined metric is null, a NaN is NaN.
 """
 
 from __future__ import annotations
@@ -51,6 +51,6 @@ def _by_column(group: list[tuple[Cell, ...]]) -> Iterator[list[Any]]:
 
 
 def _fits(value: Any) -> bool:
-    """Whether 64 bits hold it; a foreign dump can claim any size."""
+    """Tell whether 64 bits hold the value; a foreign dump can claim any size."""
     numbers = value if isinstance(value, tuple) else (value,)
     return all(number is None or -(2**63) <= number < 2**63 for number in numbers)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One recorded call as a short script that runs without us.
+"""Write one recorded call as a short script that runs without ulpscope.
 
-A record is data from a file: its names and texts never become code. All of them stand in one place of the script, a literal that holds
-JSON in ASCII, from which the code takes them by number. In the code itself stand our own words, numbers, and words that torch itself
-uses: an operation where its name is made of identifiers under a prefix that we know, and the parameters and choices listed below.
+A record is data from a file: its names and texts never become code. All of them stand in one place of the script, a literal that holds JSON
+in ASCII, and the code refers to them by number. The code itself holds only ulpscope's own words, numbers, and words that torch itself uses:
+an operation whose name is made of identifiers under a known prefix, and the parameters and choices listed below.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DEEPEST = 32
 _FORMATS = frozenset({"float16", "bfloat16", "tf32"})
 _NO_CONTEXT = "contextlib.nullcontext()"
 
-# Torch's own names for parameters, and for choices among them: they may stand in the code. Every other one is taken from the literal.
+# Torch's own names of parameters and of choices may stand in the code. Every other name is taken from the literal.
 _PARAMETERS = frozenset(
     """
     accumulate align_corners alpha approximate attn_mask beta bias bins ceil_mode chunks copy correction descending device diagonal
@@ -64,7 +64,7 @@ _CHOICES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproYardstick:
-    """What an honest kernel errs in one result: rms over all elements, and `error` at the place `at`.
+    """The error of an honest kernel in one result: rms over all elements, and `error` at the place `at`.
 
     As many elements as `spared` may be infinite or, in integers, flip.
     """
@@ -77,11 +77,11 @@ class ReproYardstick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproCall:
-    """All that the script of one call is written from.
+    """Everything that the script of one call is written from.
 
-    `files` names the data of each side and `yardsticks` what honest kernels err, for each version of the inputs. `leaves` are the inputs
-    that each gradient sums over, `is_writing` says that the call may write to its arguments, `operands` names the format that a side rounds
-    the operands of matrix products to.
+    `files` names the data of each side, and `yardsticks` holds the error of honest kernels, for each version of the inputs. `leaves` are
+    the inputs that each gradient sums over, `is_writing` says that the call may write to its arguments, `operands` names the format that a
+    side rounds the operands of matrix products to.
     """
 
     headline: str
@@ -104,12 +104,12 @@ class ReproCall:
 
 
 def file_stem(call: str, index: int) -> str:
-    """A name for files, whatever the call is named: `gelu_1`."""
+    """Make a file name from any call name: `gelu_1`."""
     return f"{re.sub(r'[^A-Za-z0-9_]+', '_', call)[:40].strip('_') or 'call'}_{index}"
 
 
 def readme_text(headline: str, script: str, rows: str) -> str:
-    """Three lines that say what lies here."""
+    """Return a README of three lines: the call, how to run the script, and what the data files hold."""
     lines = [
         f"{_shown(headline)}",
         f"Run it with: python {script} (needs torch and safetensors, not ulpscope; --device chooses where, --help says the rest).",
@@ -119,7 +119,7 @@ def readme_text(headline: str, script: str, rows: str) -> str:
 
 
 def script_text(call: ReproCall) -> str:
-    """The script, in ASCII; the same call gives the same text."""
+    """Return the script, in ASCII; the same call gives the same text."""
     operands = {side: name for side, name in call.operands.items() if name in _FORMATS}
     code = _Code()
     tables = _tables(call, operands)
@@ -156,19 +156,19 @@ def script_text(call: ReproCall) -> str:
 
 
 def _json(facts: Mapping[str, Any]) -> str:
-    """A raw literal that holds JSON, a line for each fact: ASCII, nothing but our line ends that does not print, no quote to end it."""
+    """Return a raw literal that holds JSON in ASCII, a line for each fact; no quote in it can end it."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=True)}" for name, value in facts.items()]
     held = ",\n".join(lines).replace("'", "\\u0027")
     return f"r'''{{\n{held}\n}}'''"
 
 
 def _filled(frame: str, parts: Mapping[str, str]) -> str:
-    """The marks replaced in one pass: what a part holds is not looked at again, so foreign text with marks in it stays text."""
+    """Replace the marks in one pass: a replacement is not searched again, so foreign text with marks in it stays text."""
     return re.sub(r"@([A-Z]+)@", lambda found: parts.get(found[1], found[0]), frame)
 
 
 def _tables(call: ReproCall, operands: Mapping[str, str]) -> dict[str, Any]:
-    """The facts that this call needs and others do not."""
+    """Return the tables that only some calls need."""
     tables: dict[str, Any] = {"strides": {str(slot): strides for slot, strides in call.strides.items()}}
     if call.phase == "backward":
         tables["leaves"] = {str(slot): [str(leaf) for leaf in leaves] for slot, leaves in call.leaves.items()}
@@ -198,7 +198,7 @@ def _yardsticks(call: ReproCall) -> dict[str, dict[str, Any]]:
 
 
 def _with_eps(name: str, arguments: Arguments) -> Arguments:
-    """`rms_norm` takes its default from the dtype, which is another one in float64."""
+    """Pass `rms_norm` its default eps, which torch takes from the dtype: in float64 it would be another one."""
     given = arguments.kwargs or {}
     if name != "rms_norm" or len(arguments.args) > 3 or given.get("eps") is not None:
         return arguments
@@ -218,7 +218,7 @@ def _function(op: str) -> str:
 
 
 class _Code:
-    """Calls as code, and the texts that they name by number."""
+    """Writes calls as code; the code names texts by their number."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -240,7 +240,7 @@ class _Code:
         return f"{_function(op)}({', '.join(args)})"
 
     def _text(self, foreign: str) -> str:
-        """The place of a text among the facts."""
+        """Return the expression that names a text by its place among the facts."""
         if foreign not in self.texts:
             self.texts.append(foreign)
         return f"TEXTS[{self.texts.index(foreign)}]"
@@ -308,7 +308,7 @@ def _dtype(name: str) -> str:
 
 
 def _number(value: Any) -> str:
-    """What has no text in it, NaN and infinities included."""
+    """Write a value without text in it; NaN and infinities become `float("nan")` and the like."""
     match value:
         case float() if not math.isfinite(value):
             return f'float("{value}")'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a repro script: its frame, and the parts that only some calls need. Marks between @ signs are filled by repro.py.
+"""Hold the text of a repro script: its frame, and the parts that only some calls need. Marks between @ signs are filled by repro.py.
 
-The second line fixes the encoding, so that no text of a run can: Python looks for such a line in the first two.
+The second line fixes the encoding, so that no text of a run can change it: Python looks for such a line in the first two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pairs of a comparison as rows: one for each slot pair, the same columns in csv, xlsx, parquet and json.
+"""Turn the pairs of a comparison into rows: one for each slot pair, the same columns in csv, xlsx, parquet and json.
 
-A cell is a plain value, or None where there is none. Why a metric has no value stands in `remarks`.
+A cell is a plain value, or None where there is none. `remarks` says why a metric has no value.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ _statistics_of = attrgetter(*_STATISTICS)
 
 
 def pair_rows(comparison: Comparison) -> Iterator[Row]:
-    """Every slot pair in the order of the calls, step by step, those of condensed steps in their places."""
+    """Yield a row for every slot pair in the order of the calls, step by step; rows of condensed steps come in their places."""
     return in_order(comparison, call_rows, lambda row: row)
 
 
 def in_order(comparison: Comparison, of_call: Callable[[JudgedCall], Iterable[T]], of_row: Callable[[Row], T]) -> Iterator[T]:
-    """What each call gives and, in the places of condensed steps, each of their rows."""
+    """Apply `of_call` to each call and, in the places of condensed steps, `of_row` to each of their rows."""
     condensed = comparison.condensed
     steps = deque(condensed.steps if condensed else ())
     for call in comparison.calls:
@@ -128,13 +128,13 @@ def in_order(comparison: Comparison, of_call: Callable[[JudgedCall], Iterable[T]
 
 
 def num_rows(comparison: Comparison) -> int:
-    """How many rows there are."""
+    """Count the rows."""
     condensed = comparison.condensed.num_rows if comparison.condensed else 0
     return condensed + sum(max(len(call.slots), 1) for call in comparison.calls)
 
 
 def call_rows(call: JudgedCall) -> Iterator[Row]:
-    """The slot pairs of one call; one that has none still gets a row."""
+    """Yield the slot pairs of one call as rows; a call without slots still gets a row."""
     head, tail = call_cells(call), source_cells(call)
     for slot in call.slots:
         yield _slot_row(call, slot, head, tail)
@@ -143,7 +143,7 @@ def call_rows(call: JudgedCall) -> Iterator[Row]:
 
 
 def call_cells(call: JudgedCall) -> Row:
-    """The cells before `slot`."""
+    """Return the cells before `slot`."""
     record, pair = call.pair.record, call.pair
     names = (_name(pair.subject), _name(pair.reference))
     return (record.step, record.rank, record.order, record.level, record.phase, record.module, *names, pair.matched_by)
@@ -154,7 +154,7 @@ def _name(record: CallRecord | None) -> str | None:
 
 
 def source_cells(call: JudgedCall) -> Row:
-    """The cells from `source` to `differences`."""
+    """Return the cells from `source` to `differences`."""
     frame = call.pair.record.source
     source = f"{frame.file}:{frame.line} in {frame.function}" if frame else None
     differences = "; ".join(f"{item.what}: {item.subject} | {item.reference}" for item in call.differences)
@@ -168,7 +168,7 @@ def _slot_row(call: JudgedCall, slot: JudgedSlot, head: Row, tail: Row) -> Row:
 
 
 def slot_cells(call: JudgedCall, slot: JudgedSlot) -> Row:
-    """The cells from `slot` to `reason`."""
+    """Return the cells from `slot` to `reason`."""
     subject, reference, verdict = slot.pair.subject, slot.pair.reference, slot.verdict
     return (
         str(slot.pair.slot),
@@ -195,7 +195,7 @@ def statistics_cells(tensor: TensorRecord | None) -> Row:
 
 
 def measured_cells(measurement: Measurement) -> tuple[Row, str]:
-    """The cells from `measured_from` to the last difference, and the remarks."""
+    """Return the cells from `measured_from` to the last difference, and the remarks."""
     match measurement:
         case TensorMeasurement():
             metrics, remarks = _defined(tuple(_METRICS), _metrics_of(measurement))
@@ -212,7 +212,7 @@ def measured_cells(measurement: Measurement) -> tuple[Row, str]:
 
 
 def _defined(names: Any, values: Any) -> tuple[Row, str]:
-    """The values with None for what is undefined, and the reasons."""
+    """Return the values with None in the place of undefined ones, and the reasons."""
     missing = [(name, value) for name, value in zip(names, values, strict=True) if type(value) is Undefined]
     if not missing:
         return tuple(values), ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pairs as csv and xlsx, row by row.
+"""Write the pairs as csv and xlsx, row by row.
 
-A text that a spreadsheet would run as a formula gets an apostrophe before it; numbers stay numbers. Where a metric is undefined
-the cell is empty and `remarks` says why; NaN and infinities are the texts nan, inf and -inf.
+A text that a spreadsheet would run as a formula gets an apostrophe before it; numbers stay numbers. Where a metric is undefined the cell is
+empty and `remarks` says why; NaN and infinities are the texts nan, inf and -inf.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["write_csv", "write_xlsx"]
 _FORMULA_STARTS = frozenset("=+-@\t\r\n＝＋－＠")
 _WORDS = [place for place, column in enumerate(COLUMNS) if column.kind in ("text", "index")]
 _ROWS_PER_SHEET = 1_048_575  # a sheet has 2**20 rows, one of which is the header
-_LONGEST_TEXT = 32_767  # of an Excel cell
-_LARGEST_NUMBER = 9.99999999999999e307  # likewise
+_LONGEST_TEXT = 32_767  # the most characters that an Excel cell holds
+_LARGEST_NUMBER = 9.99999999999999e307  # the largest number that an Excel cell holds
 _PLAIN = {
     "constant_memory": True,
     "strings_to_numbers": False,
@@ -47,7 +47,7 @@ def write_csv(comparison: Comparison, path: Path) -> None:
 
 
 def write_xlsx(comparison: Comparison, path: Path, *, rows_per_sheet: int = _ROWS_PER_SHEET) -> None:
-    """Write all pairs, on as many sheets as it takes."""
+    """Write all pairs, on as many sheets as needed."""
     xlsxwriter = require("xlsxwriter", extra="xlsx", purpose="writing an xlsx table")
     rows = _defused_rows(comparison)
     with replacing(path) as temporary, TemporaryDirectory(prefix="ulpscope-") as scratch:
@@ -96,6 +96,6 @@ def _defused_rows(comparison: Comparison) -> Iterator[list[Cell]]:
 
 @lru_cache(maxsize=65536)
 def defused(text: str) -> str:
-    """The text with control characters spelled out, and nothing that a spreadsheet takes for a formula."""
+    """Spell out control characters, and put an apostrophe before a text that a spreadsheet would run as a formula."""
     starts_formula = text.lstrip(" ")[:1] in _FORMULA_STARTS
     return ("'" if starts_formula else "") + visible(text)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show a watched training, or where two of them part."""
+"""Show a health run, or the step at which two health runs part."""

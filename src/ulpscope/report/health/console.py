@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watched run, or two of them compared, on a terminal: curves of block characters, alerts, and the answer first."""
+"""Print a health run, or two of them compared, on a terminal: the answer first, alerts, and curves of block characters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_ALERTS = 6
 
 
 def render_health(comparison: HealthComparison, console: Console) -> None:
-    """Verdict, findings, and the curves of the whole and of what left first."""
+    """Print the verdict, the findings, and the curves of the whole run and of the targets that left first."""
     sides = f"{comparison.subject_path} against {comparison.reference_path}"
     counts = f"{len(comparison.steps)} steps, {len(comparison.names)} gradients"
     words, rest = _WORDS[comparison.verdict]
@@ -69,7 +69,7 @@ def _compared_curves(comparison: HealthComparison) -> dict[str, Any]:
 
 
 def draw_series(series: HealthSeries, alerts: Sequence[Alert], *, title: str, width: int, height: int, can_draw: bool = True) -> Group:
-    """One screen of a watched run: scalars, the global gradient norm, the layers with the largest gradients, alerts."""
+    """Draw one screen of a health run: scalars, the global gradient norm, the layers with the largest gradients, alerts."""
     room = max(width - 50, 10)
     lines = [Text(shortened(title, width), style="bold", no_wrap=True)]
     last = f"step {int(series.steps[-1])}, {len(series.steps)} steps" if len(series.steps) else "no step yet"
@@ -89,7 +89,7 @@ def draw_series(series: HealthSeries, alerts: Sequence[Alert], *, title: str, wi
 
 
 def _curves(series: HealthSeries) -> dict[str, Any]:
-    """Scalars first, then the norm of all gradients, then each gradient's, largest first."""
+    """Return scalars first, then the norm of all gradients, then each gradient's, largest first."""
     order = ("loss", "learning_rate", "scale")
     names = [*(name for name in order if name in series.scalars), *(name for name in series.scalars if name not in order)]
     curves: dict[str, Any] = {name: series.scalars[name] for name in names}
@@ -105,7 +105,7 @@ def _curves(series: HealthSeries) -> dict[str, Any]:
 
 
 def sparkline(values: Any, width: int, can_draw: bool = True) -> str:
-    """Values as one line of blocks, the largest of each stretch; `!` where something is not finite.
+    """Draw values as one line of blocks, the largest of each stretch; `!` where no value of a stretch is finite.
 
     >>> sparkline(np.array([0.0, 1.0, 2.0]), 3)
     '▁▅█'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A health comparison as PNG files: similarity, norms, loss, and two heat maps of layers over steps. Needs matplotlib."""
+"""Draw a health comparison as PNG files: similarity, norms, loss, and two heat maps of layers over steps. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST_NAME = 60
 
 
 def write_pictures(comparison: HealthComparison, folder: Path) -> tuple[Path, ...]:
-    """Write the pictures below `folder` and say which."""
+    """Write the pictures below `folder` and return their paths."""
     require("matplotlib", extra="plots", purpose="drawing curves")
     folder.mkdir(parents=True, exist_ok=True)
     curves = {"similarity": similarity_curves(comparison), "norms": norm_curves(comparison), "loss": loss_curves(comparison)}
@@ -45,7 +45,7 @@ def _drawn(figure: Any, path: Path) -> Path:
 
 
 def _figure(width: float, height: float) -> Any:
-    """A figure of its own, so that nothing of the user's pyplot is touched."""
+    """Make a figure outside of pyplot, so that the user's pyplot state stays as it is."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -99,5 +99,5 @@ def _mark_parting(axes: Any, at: float | None, step: int | None = None) -> None:
 
 
 def _label(name: str) -> str:
-    """A foreign name as text: nothing in it is taken for mathematics."""
+    """Escape a foreign name, so that matplotlib takes none of it for mathematics."""
     return shortened(name, _LONGEST_NAME).replace("$", r"\$").lstrip("_") or "?"

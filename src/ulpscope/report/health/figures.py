@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pictures of a health comparison show, before any library draws it: which curves, which rows, in which order."""
+"""Choose what the pictures of a health comparison show, before any library draws it: which curves, which rows, in which order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Curves(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """A number for each layer and stretch of steps; `middle` is what agreement looks like."""
+    """A number for each layer and stretch of steps; `middle` is the number at which the sides agree."""
 
     title: str
     layers: tuple[str, ...]
@@ -42,7 +42,7 @@ class HeatMap(NamedTuple):
 
 
 def similarity_curves(comparison: HealthComparison) -> Curves:
-    """The share of equal signs of the gradients that are furthest apart, and of all together."""
+    """Return the share of equal signs of the gradients that are furthest apart, and of all together."""
     lines = {"all parameters": _whole(comparison)} | _chosen(comparison, comparison.similarity)
     return Curves(
         "sign similarity of gradients", "share of equal signs", comparison.steps, lines, _band(comparison.similarity), comparison.parted_at
@@ -50,7 +50,7 @@ def similarity_curves(comparison: HealthComparison) -> Curves:
 
 
 def norm_curves(comparison: HealthComparison) -> Curves:
-    """The ratio of gradient norms, subject over reference, of the gradients that are furthest apart."""
+    """Return the ratio of gradient norms, subject over reference, of the gradients that are furthest apart."""
     ratio = np.exp(np.clip(comparison.log_ratio, -7, 7))
     return Curves(
         "gradient norm, subject over reference", "ratio", comparison.steps, _chosen(comparison, ratio), _band(ratio), comparison.parted_at
@@ -58,7 +58,7 @@ def norm_curves(comparison: HealthComparison) -> Curves:
 
 
 def loss_curves(comparison: HealthComparison) -> Curves | None:
-    """The loss of both sides, where both have one."""
+    """Return the loss of both sides, where both have one."""
     subject, reference = comparison.subject_scalars.get("loss"), comparison.reference_scalars.get("loss")
     if subject is None or reference is None:
         return None
@@ -66,7 +66,7 @@ def loss_curves(comparison: HealthComparison) -> Curves | None:
 
 
 def heat_maps(comparison: HealthComparison) -> tuple[HeatMap, ...]:
-    """Sign similarity and norm ratio by layer and step."""
+    """Return heat maps of sign similarity and norm ratio by layer and step."""
     found = []
     for title, values, low, high, middle in (
         ("sign similarity by layer", comparison.similarity, 0.0, 1.0, 1.0),
@@ -79,7 +79,7 @@ def heat_maps(comparison: HealthComparison) -> tuple[HeatMap, ...]:
 
 
 def _chosen(comparison: HealthComparison, values: Any) -> dict[str, Any]:
-    """The targets that left first, then those that are furthest apart at the end."""
+    """Choose the targets that left first, then those that are furthest apart at the end."""
     names = list(dict.fromkeys(each.name for each in comparison.departures if each.name in comparison.names))
     size = np.nan_to_num(np.abs(comparison.log_ratio)).mean(axis=0) + np.nan_to_num(1 - comparison.similarity).mean(axis=0)
     names += [comparison.names[place] for place in np.argsort(-size, kind="stable") if comparison.names[place] not in names]
@@ -88,7 +88,7 @@ def _chosen(comparison: HealthComparison, values: Any) -> dict[str, Any]:
 
 
 def _whole(comparison: HealthComparison) -> Any:
-    """The similarity of all gradients together, each counting by its size."""
+    """Return the similarity of all gradients together, each weighted by its size."""
     known = ~np.isnan(comparison.similarity)
     weights = np.where(known, np.asarray(comparison.numels, dtype=float), 0.0)
     total = weights.sum(axis=1)
@@ -103,7 +103,7 @@ def _band(values: Any) -> tuple[Any, Any] | None:
 
 
 def _by_layer(names: Sequence[str], values: Any, *, is_worst_small: bool) -> tuple[tuple[str, ...], Any]:
-    """One row for each layer, the worst of its parameters; neighbouring layers share a row where there are too many."""
+    """Return one row for each layer, the worst of its parameters; neighbouring layers share a row where there are too many."""
     layers: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         layers.setdefault(name.rpartition(".")[0] or name, []).append(place)
@@ -123,7 +123,7 @@ def _worst(values: Any, is_worst_small: bool) -> Any:
 
 
 def _binned(rows: Any, steps: Any, *, is_worst_small: bool) -> tuple[Any, Any]:
-    """At most so many columns, each the worst of its steps."""
+    """Join steps into at most MOST_COLUMNS columns, each the worst of its steps."""
     size = max(1, -(-len(steps) // MOST_COLUMNS))
     firsts = range(0, len(steps), size)
     columns = [_worst(rows[:, first : first + size], is_worst_small) for first in firsts]
@@ -131,6 +131,6 @@ def _binned(rows: Any, steps: Any, *, is_worst_small: bool) -> tuple[Any, Any]:
 
 
 def similarities_of(comparison: HealthComparison) -> dict[str, Any]:
-    """Sign similarity by parameter, and of all together under `summary`, as tables have it."""
+    """Return sign similarity by parameter, and of all together under `summary`, as the older tables have it."""
     found = {name: comparison.similarity[:, place] for place, name in enumerate(comparison.names)}
     return found | {"summary": _whole(comparison)}

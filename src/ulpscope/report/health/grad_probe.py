@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in the files of the older gradient probe: one summary a step, masks of positive gradients, and similarities.
+"""Write gradients in the files of the older gradient probe: one summary a step, masks of positive gradients, and similarities.
 
     rank0/grad_summary_3.csv       level L0: MD5 and statistics; L1: statistics; L2: shares of intervals and statistics
     rank0/step3/NAME.npy           levels L1 and L2: where the gradient is positive
@@ -31,7 +31,7 @@ _STATISTICS = ("max", "min", "norm", "shape")
 
 
 def header(level: GradLevel, bounds: Sequence[float] = BOUNDS) -> list[str]:
-    """The columns of a summary.
+    """Return the columns of a summary.
 
     >>> header("L2", (0.0,))
     ['param_name', '(-inf, 0.0]', '(0.0, inf)', '=0', 'max', 'min', 'norm', 'shape']
@@ -46,7 +46,7 @@ def header(level: GradLevel, bounds: Sequence[float] = BOUNDS) -> list[str]:
 
 
 def gradient_row(name: str, gradient: Any, level: GradLevel, bounds: Sequence[float] = BOUNDS) -> list[Any]:
-    """One line of a summary, in the order of `header`."""
+    """Return one line of a summary, in the order of `header`."""
     values = np.ascontiguousarray(np.asarray(gradient), dtype=np.float32)
     norm = float(np.sqrt(np.sum(np.square(values, dtype=np.float64)), dtype=np.float32))
     empty = not values.size
@@ -80,7 +80,7 @@ def write_mask(folder: Path, rank: int, step: int, name: str, gradient: Any) -> 
 
 
 def write_similarities(path: Path, steps: Sequence[int], similarities: dict[str, Sequence[float]]) -> None:
-    """Write one row for each parameter, after a row with the steps; what is unknown is an empty cell."""
+    """Write one row for each parameter, after a row with the steps; an unknown similarity is an empty cell."""
     rows: list[list[Any]] = [["step", *map(int, steps)]]
     rows += [[name, *("" if np.isnan(value) else float(value) for value in values)] for name, values in similarities.items()]
     _write_rows(path, rows)
@@ -97,7 +97,7 @@ def _write_rows(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would run as a formula gets an apostrophe; the headings `=0` and `(-inf` are what they are."""
+    """Put an apostrophe before a text that a spreadsheet would run as a formula, except the headings `=0` and `(-inf`."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") and value != "=0":
         return f"'{value}"
     return value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A health comparison as JSON (docs/health.md). What is not a number is spelled as a text, as in the comparison of two recordings."""
+"""Write a health comparison as JSON (docs/health.md). NaN and infinities are texts, as in the comparison of two recordings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A health comparison as one HTML file that opens from disk: findings, curves and heat maps, without scripts.
+"""Write a health comparison as one HTML file that opens from disk: findings, curves and heat maps, without scripts.
 
-Every foreign string is escaped; drawings are SVG, made of numbers that were formatted here.
+Every foreign string is escaped; drawings are SVG, made of numbers that are formatted here.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _legend(lines: dict[str, Any]) -> str:
 
 
 class _Scale:
-    """Numbers to places on the drawing."""
+    """Maps steps and values to places on the drawing."""
 
     def __init__(self, curves: Curves) -> None:
         self.is_log = curves.unit == "ratio"
@@ -151,7 +151,7 @@ def _curves(curves: Curves) -> str:
 
 
 def _points(scale: _Scale, steps: Any, values: Any) -> list[str]:
-    """Stretches of known values; a long run is drawn by its lows and highs."""
+    """Return stretches of known values as points; a long run is drawn by its lows and highs."""
     size = max(1, -(-len(steps) // (_MOST_POINTS // 2)))
     stretches: list[list[str]] = [[]]
     for first in range(0, len(steps), size):
@@ -186,7 +186,7 @@ def _heat(heat: HeatMap) -> str:
 
 
 def _colour(value: float, heat: HeatMap) -> str:
-    """White where the sides agree, red or blue where they do not, grey where nobody knows."""
+    """Choose a colour: white where the sides agree, red or blue where they do not, grey where the value is unknown."""
     if math.isnan(value):
         return "#8883"
     share = (value - heat.middle) / max(heat.high - heat.middle, heat.middle - heat.low)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watched run for TensorBoard: its scalars, the gradient norm of each layer and the update ratio of each parameter.
+"""Write a health run for TensorBoard: its scalars, the gradient norm of each layer and the update ratio of each parameter.
 
-Event files are written by the package tensorboard; torch is not needed for it.
+The package tensorboard writes the event files; torch is not needed for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EventWriter:
 
 
 def tagged_scalars(step: HealthStep) -> dict[str, float]:
-    """What TensorBoard shows of a step, by tag: `scalar/loss`, `gradient/layers.0.fc`, `update_ratio/layers.0.fc`."""
+    """Return the values that TensorBoard shows of a step, by tag: `scalar/loss`, `gradient/layers.0.fc`, `update_ratio/layers.0.fc`."""
     found = {f"scalar/{name}": value for name, value in step.scalars.items()}
     rows = {(target.kind, target.name): row for row, target in enumerate(step.layout.targets)}
     squares: dict[str, float] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where inf and NaN began, as one page that opens from disk: no script, no network, every foreign string escaped."""
+"""Show where inf and NaN began, as one page that opens from disk: no script, no network, every foreign string escaped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where inf and NaN began, on a terminal and as JSON: the first maker first, then the rest, then the near misses."""
+"""Show where inf and NaN began, on a terminal and as JSON: the first maker first, then the rest, then the near misses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_LINE = 400
 
 
 def render_nonfinite(report: NonFiniteReport, console: Console) -> None:
-    """The verdict, the faults with their evidence, the rest in a line each, the near misses in a table."""
+    """Print the verdict, the faults with their evidence, the rest in a line each, and the near misses in a table."""
     _print(console, verdict_line(report), "bold red" if report.first else "bold green")
     for event in report.faults[:_MOST_FAULTS]:
         _print(console, "")
@@ -46,12 +46,12 @@ def render_nonfinite(report: NonFiniteReport, console: Console) -> None:
 
 
 def verdict_line(report: NonFiniteReport) -> str:
-    """One sentence: the first maker, or that there is none."""
+    """Say in one sentence which call made the first non-finite value, or that none did harm."""
     first = report.first
     if first is not None:
         return f"first non-finite value: {first.headline}"
     harmless = f"; {len(report.events)} harmless" if report.events else ""
-    what = f"{report.num_calls} recorded calls" if "watch" not in report.info.options else "the watched run"
+    what = f"{report.num_calls} recorded calls" if "watch" not in report.info.options else "the hunted run"
     return f"nothing non-finite did harm in {report.path}: {what}{harmless}"
 
 
@@ -83,7 +83,7 @@ def _render_misses(misses: tuple[NearMiss, ...], console: Console) -> None:
 
 
 def headroom_text(miss: NearMiss) -> str:
-    """How many times larger the largest value could be."""
+    """Say how many times larger the largest value could be."""
     return f"{miss.headroom:.3g}x" if miss.headroom < 1e6 else f"2^{int(math.log2(miss.headroom))}"
 
 
@@ -115,7 +115,7 @@ def write_nonfinite_json(report: NonFiniteReport, path: Path) -> None:
 
 
 def dump_nonfinite(report: NonFiniteReport, stream: TextIO) -> None:
-    """The whole report; NaN and infinities are the strings "NaN", "Infinity" and "-Infinity"."""
+    """Write the whole report as JSON; NaN and infinities are the strings "NaN", "Infinity" and "-Infinity"."""
     data = {
         "schema": NONFINITE_SCHEMA,
         "verdict": "nonfinite" if report.first else "finite",

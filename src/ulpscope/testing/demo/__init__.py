@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script that `ulpscope demo` records: `train.py`, an ordinary training script that knows nothing of being recorded."""
+"""Hold the script that `ulpscope demo` records: `train.py`, an ordinary training script that knows nothing of being recorded."""

@@ -69,7 +69,7 @@ class GPT(nn.Module):
 
 
 def batches(size: int, count: int) -> list[Tensor]:
-    """`count` batches of consecutive characters, drawn from the text."""
+    """Draw `count` batches of consecutive characters from the text."""
     tokens = torch.tensor([CHARACTERS.index(character) for character in TEXT])
     starts = torch.randint(0, len(tokens) - CONTEXT - 1, (count, size))
     return [torch.stack([tokens[start : start + CONTEXT + 1] for start in row]) for row in starts]

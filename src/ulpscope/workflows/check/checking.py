@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check_run`: every recorded call run again on a device, each judged by itself against a higher precision.
+"""Check a run (`check_run`): run every recorded call again on a device and judge each by itself against a higher precision.
 
-The work is done by processes of our own, so that a crash or a hang costs the call that it happened in and no other. What was found is
-written to a journal as it is found. A machine that rounds the operands of all its matrix products is recognised when all calls are
-known; the calls of such a family are then checked once more by that yardstick.
+Processes of ulpscope's own do the work, so that a crash or a hang costs only the call in which it happened. Results are written to a
+journal as they come. A machine that rounds the operands of all its matrix products is recognised once all calls are known; the calls of
+such a family are then checked once more by that yardstick.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A call to check: where it stands in the run, and what is known of it beforehand."""
+    """A call to check: its place in the run, and the facts known beforehand."""
 
     place: Place
     stub: CheckedCall
@@ -54,7 +54,7 @@ class _Task:
 
 
 class _Checking(Protocol):
-    """Who does the work: processes, or this one."""
+    """The worker: other processes, or this one."""
 
     def check(
         self,
@@ -91,14 +91,14 @@ def check_run(
 ) -> Check:
     """Run every recorded call again on `device` and judge it against a higher precision on the CPU.
 
-    Without a device it is the one that the run was recorded on, where that is here, else the CPU; `Check.device` says which.
+    The default device is the one that the run was recorded on, if it is here, else the CPU; `Check.device` says which.
 
     >>> check = ulpscope.check_run("runs/npu", device="npu")  # doctest: +SKIP
     >>> [str(call.call) for call in check.failures]  # doctest: +SKIP
     ['functional.gelu.1']
 
     `jobs` processes share the work, and the devices where there are several; each call may take `timeout_s`. `imports` are modules that
-    register somebody's operations or devices. With `resume` and a `journal`, what an earlier check found is not looked for again.
+    register custom operations or devices. With `resume` and a `journal`, calls of an earlier check are not checked again.
     `isolated=False` checks in this process. `backward` is the other file of a recording of api_accuracy_checker whose names do not tell.
     `edition` is that of the published standards. `found` gets every call as soon as it is known.
     """
@@ -149,7 +149,7 @@ def check_run(
 
 
 def _recorded_device(run: Run, imports: Sequence[str], isolated: bool) -> tuple[str, str]:
-    """The device that calls were recorded on, and nothing; or the CPU, and what is not here where that was another one."""
+    """Return the device that calls were recorded on, and ""; or the CPU and the name of the device if it is not here."""
     kind = _kind_recorded(run)
     if kind == "cpu" or find_spec("torch") is None:
         return "cpu", ""
@@ -169,7 +169,7 @@ def _is_here(kind: str, imports: Sequence[str], isolated: bool) -> bool:
 
 
 def _kind_recorded(run: Run) -> str:
-    """The kind of device that the tensors of the first step lie on; the CPU's are beside those of any other."""
+    """Return the kind of device that the tensors of the first step lie on; CPU tensors may lie beside those of any other kind."""
     for rank in run.ranks():
         for step in run.steps(rank)[:1]:
             for record in run.records(rank, step):
@@ -215,7 +215,7 @@ def _folder(path: str | os.PathLike[str] | None) -> str:
 
 
 def _planned(run: Run, device: str, select: str | Sequence[str] | None, overflow: bool) -> tuple[list[_Task], bool]:
-    """The calls to check, opaque modules among them; and whether no layer lies outside of an opaque module."""
+    """Plan the calls to check, opaque modules among them; tell also whether every layer lies inside an opaque module."""
     selection = _selection(select)
     tasks: list[_Task] = []
     is_seen: list[bool] = []
@@ -246,7 +246,7 @@ def _planned_step(run: Run, rank: int, step: int, device: str, selection: Any, o
 
 
 def _with_opaque(tasks: Sequence[_Task], regions: Mapping[int, int]) -> list[_Task]:
-    """The tasks without modules but for the opaque ones, which are known not to be checked."""
+    """Drop the tasks of modules except the opaque ones, which are marked as skipped."""
     known = {
         task.stub.order: replace(task.stub, status="skipped", reason=OPAQUE, stands_for=regions[task.stub.order])
         for task in tasks
@@ -260,12 +260,12 @@ def _with_opaque(tasks: Sequence[_Task], regions: Mapping[int, int]) -> list[_Ta
 
 
 def _is_inside(call: CheckedCall) -> bool:
-    """Whether a call lies inside a module whose calls were recorded."""
+    """Tell whether a call lies inside a module whose calls were recorded."""
     return bool(call.module) and not call.is_opaque
 
 
 def _is_call(record: CallRecord) -> bool:
-    """Whether it computed something; what allocates memory did not, and what that holds is nobody's result."""
+    """Tell whether the record computed something; a call that only allocates memory did not, and its contents mean nothing."""
     if record.phase == "optimizer":
         return True
     return record.call.short not in _ALLOCATIONS and record.level in ("api", "op") and record.phase in ("forward", "backward")
@@ -314,7 +314,7 @@ def _worker(
 
 
 class _Here:
-    """The same work in this process, where a crash is a crash."""
+    """Does the same work in this process, where a crash ends everything."""
 
     def __init__(self, run: Run, options: CheckOptions, imports: Iterable[str]) -> None:
         from ulpscope.replay.calls.devices import open_device
@@ -342,7 +342,7 @@ class _Here:
 
 
 class _Book:
-    """Which calls there are, and what was found of them so far."""
+    """Keeps the list of calls, and the results so far."""
 
     def __init__(
         self,
@@ -388,12 +388,12 @@ class _Book:
 
 
 def _longest_first(tasks: list[tuple[Place, CheckedCall]]) -> list[tuple[Place, CheckedCall]]:
-    """Within a step the optimizer first, which takes as long as a hundred calls: nobody shall wait for it at the end."""
+    """Sort the optimizer's step first within a step: it takes as long as a hundred calls, and would be waited for at the end."""
     return sorted(tasks, key=lambda task: (task[0][:2], task[1].phase != "optimizer"))
 
 
 def _recognise(worker: _Checking, book: _Book) -> tuple[FamilyPrecision, ...]:
-    """Formats of operands, for each family that has calls beyond their limits; these are then checked by that yardstick."""
+    """Find the operand format of each family that has calls beyond their limits, and check these calls again by that yardstick."""
     formats: dict[tuple[str, CheckRole], OperandFormat] = {}
     for family in book.families:
         for role in _ROLES:
@@ -423,7 +423,10 @@ def _precision(
 
 
 def _sample(members: Sequence[tuple[_Task, CheckedCall]], role: CheckRole) -> list[Place]:
-    """Some calls of each phase and some that err, spread over all. Gradients are small: they tell formats of other ranges apart."""
+    """Choose some calls of each phase and some that err, spread over all.
+
+    Gradients are small, and so tell apart formats whose ranges differ.
+    """
     known = [(task.place, call) for task, call in members if call.status != "skipped"]
     phases = ([place for place, call in known if call.phase == phase] for phase in ("forward", "backward"))
     beyond = [place for place, call in known if _is_beyond(call, role)]

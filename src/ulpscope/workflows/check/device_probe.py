@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a device is here: `python -m ulpscope.workflows.check.device_probe npu MODULE...` ends with 0 where it is.
+"""Tell whether a device is here: `python -m ulpscope.workflows.check.device_probe npu MODULE...` exits with 0 if it is.
 
-In a process of its own, since loading a vendor's package takes memory and time, and cannot be undone.
+The probe is a process of its own, since loading a vendor's package takes memory and time, and cannot be undone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["is_usable"]
 
 
 def is_usable(device: str, imports: Sequence[str]) -> bool:
-    """Whether a tensor can be made on the device, once these modules were imported."""
+    """Tell whether a tensor can be made on the device, once these modules were imported."""
     from ulpscope.errors import InputError
     from ulpscope.replay.calls.devices import open_device
     from ulpscope.replay.calls.registered import import_and_register

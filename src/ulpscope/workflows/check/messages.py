@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between processes, and the journal of a check: a length, a checksum, and the message as msgpack.
+"""Pass messages between processes, and keep the journal of a check: a length, a checksum, and the message as msgpack.
 
-A journal that a killed process left behind ends in the middle of a message; what came before it counts.
+The journal of a killed process ends in the middle of a message; the messages before that count.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T")
 def write_frame(stream: BinaryIO, message: Any) -> None:
     try:
         body = msgspec.msgpack.encode(message)
-    except UnicodeEncodeError as error:  # it came from the command line: what was recorded is text
+    except UnicodeEncodeError as error:  # the bad text came from the command line: recorded texts are valid
         raise InputError(f"{visible(str(error.object))} is the name of nothing: it is not valid UTF-8") from None
     stream.write(framed(body))
     stream.flush()
 
 
 def read_frame(stream: BinaryIO, kind: type[T]) -> T | None:
-    """The next message; None where the stream ends, or what follows is no whole message."""
+    """Read the next message; return None where the stream ends, or where no whole message follows."""
     head = stream.read(HEAD_SIZE)
     if len(head) < HEAD_SIZE:
         return None
@@ -48,7 +48,7 @@ def read_frame(stream: BinaryIO, kind: type[T]) -> T | None:
 
 
 def sent_path(path: Path) -> str:
-    """A path as text, a character for each of its bytes: these need not be text."""
+    """Encode a path as text, one character for each byte, since a path need not be valid text."""
     return os.fsencode(path).decode("latin-1")
 
 
@@ -57,11 +57,11 @@ def received_path(text: str) -> Path:
 
 
 class Journal:
-    """What was found so far, on disk: begun anew, or gone on with. The first message says what is checked, and has to agree."""
+    """The results so far, on disk: begun anew, or continued. Its first message says what is checked, and has to agree."""
 
     def __init__(self, path: Path, facts: dict[str, str], *, resume: bool) -> None:
         self.path = path
-        self._facts = {name: fact.encode(errors="backslashreplace").decode() for name, fact in facts.items()}  # a path may be no text
+        self._facts = {name: fact.encode(errors="backslashreplace").decode() for name, fact in facts.items()}  # a path may be invalid text
         self._size = 0
         self._resume = resume and path.exists()
         if self._resume:
@@ -82,7 +82,7 @@ class Journal:
             )
 
     def found(self, kind: type[T]) -> Iterator[T]:
-        """The messages of an earlier check, as far as they are whole."""
+        """Yield the messages of an earlier check, as far as they are whole."""
         if not self._resume:
             return
         with self.path.open("rb") as stream:
@@ -106,7 +106,7 @@ class Journal:
         return stream
 
     def close(self, *, is_done: bool) -> None:
-        """A check that came to its end needs no journal."""
+        """Close the journal; delete it if the check came to its end."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None

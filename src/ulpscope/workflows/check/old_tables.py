@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check as the older tools tell it: rows for each result and each API by their names, and the tensors that a failed call left behind."""
+"""Show a check as the older tools do: rows for each result and each API by their names, and the saved tensors of failed calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _NAMESPACES = {"functional": "Functional", "torch": "Torch", "distributed": "Dis
 
 
 def recorded_key(call: CheckedCall) -> str:
-    """`Functional*silu*0` as it stands in the recording of another tool, without its direction; `Functional.silu.0` for a run of ours."""
+    """Return the name of a call as another tool recorded it, `Functional*silu*0`, without its direction.
+
+    A call of ulpscope's own run is named `Functional.silu.0`.
+    """
     if call.recorded_as:
         return _DIRECTION.sub("", call.recorded_as)
     first, _, rest = call.call.op.partition(".")
@@ -31,7 +34,7 @@ def recorded_key(call: CheckedCall) -> str:
 
 
 def details_of(call: CheckedCall) -> tuple[CheckDetail, ...]:
-    """A row for each result of one call; one without figures where it was skipped."""
+    """Return a row for each result of one call; a skipped call gets one row without figures."""
     key = recorded_key(call)
     if not call.slots:
         return (CheckDetail(key=key, phase=call.phase, name=f"{key}.{call.phase}", status=call.status, message=call.reason),)
@@ -55,7 +58,7 @@ def _detail(call: CheckedCall, key: str, index: int, slot: CheckedSlot) -> Check
 
 
 def outcomes_of(calls: Iterable[CheckedCall]) -> tuple[CheckOutcome, ...]:
-    """A row for each API, in the order in which they were recorded; what is no API (an optimizer's step) has none."""
+    """Return a row for each API, in the order of recording; an optimizer's step is no API and has none."""
     found: dict[tuple[int, int, str, str], dict[str, CheckedCall]] = {}
     for call in calls:
         if call.phase in ("forward", "backward"):
@@ -75,7 +78,7 @@ def _outcome(key: str, phases: dict[str, CheckedCall]) -> CheckOutcome:
 
 
 def saved_failures(folder: str | os.PathLike[str]) -> Iterator[SavedFailure]:
-    """What `save_failures` kept, call by call, in the order of the recording."""
+    """Yield the failed calls that `save_failures` kept, in the order of the recording."""
     if not Path(folder).is_dir():
         raise InputError(f"'{folder}' is no folder; give the one that --save-failures named")
     for file in sorted(Path(folder).glob("rank*_step*.safetensors")):

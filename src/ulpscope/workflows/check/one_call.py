@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One recorded call, checked: rebuilt, run on the device under test, and judged by the CPU in a higher precision.
+"""Check one recorded call: build it again, run it on the device under test, and judge it by the CPU in a higher precision.
 
-Values are the recorded ones where all inputs were kept, else made from their statistics. Whatever goes wrong inside one call is the
-reason why that call was skipped, and nobody else's concern.
+The recorded values are used if all inputs were kept; otherwise values are made from their statistics. An error inside one call becomes the
+reason why that call was skipped, and affects no other call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MANY = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A call that can be run, with what was recorded of its results."""
+    """A call that can be run, with its recorded results."""
 
     program: Program
     recorded: Tensors
@@ -63,8 +63,8 @@ class _Prepared:
 class CallChecker:
     """Checks calls of one run, one after the other, in this process.
 
-    `tell` is called with what is being done: `device` while the device under test has the call, else `yardstick`. With `num_threads`,
-    so many compute large calls, and one the others: for small ones threads cost more than they give.
+    `tell` gets the current stage: `device` while the device under test has the call, else `yardstick`. `num_threads` is the number of
+    threads for large calls; small ones use one thread, since more cost them more than they give.
     """
 
     def __init__(self, run: Run, options: CheckOptions, tell: Callable[[str], None] | None = None, num_threads: int = 0) -> None:
@@ -77,7 +77,7 @@ class CallChecker:
         self.is_device_lost = False
 
     def check(self, rank: int, step: int, index: int, operands: Mapping[CheckRole, OperandFormat] | None = None) -> CheckedCall:
-        """One call; `operands` are the formats to which its family's matrix products are known to round."""
+        """Check one call; `operands` are the formats to which its family's matrix products are known to round."""
         begun = time.perf_counter()
         record = self._record(rank, step, index)
         call = CheckedCall.of(record, self._options.device)
@@ -106,7 +106,7 @@ class CallChecker:
         return replace(found, elapsed_s=time.perf_counter() - begun)
 
     def recognise(self, role: CheckRole, members: Sequence[tuple[int, int, int]]) -> OperandFormat | None:
-        """The format to which a family of products rounds its operands, or some of it, from some of its calls."""
+        """Find the format to which a family of products, or a part of it, rounds its operands, from some of its calls."""
         family = []
         for rank, step, index in members:
             try:
@@ -142,7 +142,7 @@ class CallChecker:
         self._tell("yardstick")
         yardstick = Yardstick(joined(prepared.program), operands=operands.get("device"))
         if options.rules == "derived":
-            with suppress(Exception):  # whether it draws shows there too; what goes wrong will once more, where it is told
+            with suppress(Exception):  # the CPU run also shows whether the call draws; an error comes again later, where it is reported
                 yardstick.exact()
         if is_random(prepared.program):
             return self._checked_drawn(call, record, prepared, made)
@@ -192,7 +192,7 @@ class CallChecker:
         yardstick: Yardstick,
         operands: Mapping[CheckRole, OperandFormat],
     ) -> dict[Slot, SlotReplay]:
-        """What was recorded, judged; where the device gives the same bits, so is its verdict."""
+        """Judge the recorded results; where the device gives the same bits, reuse its verdict."""
         same = operands.get("recorded") == operands.get("device")
         known = {slot: one for slot, one in prepared.recorded.items() if slot in made and one.shape == made[slot].shape}
         equal = {slot for slot, one in known.items() if same and slot in ours and _is_equal(one, made[slot])}
@@ -246,7 +246,10 @@ class CallChecker:
         return found
 
     def _checked_drawn(self, call: CheckedCall, record: CallRecord, prepared: _Prepared, made: Tensors) -> CheckedCall:
-        """A call that draws: with a dropout of 0 as any other where it computes more than its draw, else by its distribution."""
+        """Check a call that draws random numbers.
+
+        If it computes more than its draw, a dropout of 0 makes it a call like any other; otherwise its distribution is judged.
+        """
         call = replace(call, is_random=True)
         quiet = without_draws(prepared.program)
         if quiet is None:
@@ -261,7 +264,7 @@ class CallChecker:
         return replace(found, reason=found.reason or _QUIET)
 
     def _keep(self, call: CheckedCall, prepared: _Prepared, made: Tensors, exact: Tensors) -> None:
-        """Inputs and results of a failed call, for a closer look; a file for each call."""
+        """Save inputs and results of a failed call for a closer look, in one file."""
         from safetensors.torch import save_file
 
         groups = {"": prepared.program.inputs, "device.": made, "exact.": exact, "recorded.": prepared.recorded}
@@ -282,7 +285,7 @@ _QUIET = "checked with a dropout of 0, which leaves nothing to chance"
 
 
 def _drawn_slots(prepared: _Prepared, made: Tensors, device: str) -> tuple[CheckedSlot, ...]:
-    """What the device draws now and what was recorded, each against the distribution that the call asks for."""
+    """Judge the device's draws and the recorded ones, each against the distribution that the call asks for."""
     found: dict[Slot, CheckedSlot] = {}
     roles: tuple[tuple[CheckRole, Tensors], ...] = (("device", made), ("recorded", prepared.recorded))
     for role, values in roles:
@@ -299,7 +302,7 @@ def _drawn_slots(prepared: _Prepared, made: Tensors, device: str) -> tuple[Check
 
 
 def _drawn_alike(program: Program, made: Tensors, device: str) -> Tensors | None:
-    """What the forward call of a gradient makes of the same draw; None where the device does not draw the same again."""
+    """Run the forward call of a gradient on the same draw; None where the device does not draw the same again."""
     forward = drawing_before(program)
     if forward is None:
         return None
@@ -324,9 +327,9 @@ _WANTED = "wanted"
 
 
 def _with_wanted_gradients(record: CallRecord, forward: CallRecord) -> CallRecord:
-    """Other tools record the gradients of something inside a call; which ones it gives follows from what requires one.
+    """Ask for the gradients that the call gives, by the inputs that require one: other tools record gradients inside a call.
 
-    So it does where a call gave no gradient at all: it is 0 then, and torch leaves it out.
+    A call without any gradient is treated alike: its gradient is 0 then, and torch leaves it out.
     """
     own = [slot for slot in record.slots if slot.slot.role != "output" or slot.slot.path[-1:] != ("node",)]
     if len(own) == len(record.slots) and any(slot.slot.role == "output" for slot in own):
@@ -337,25 +340,25 @@ def _with_wanted_gradients(record: CallRecord, forward: CallRecord) -> CallRecor
 
 
 def _differentiable(forward: CallRecord) -> list[TensorRecord]:
-    """The inputs that require a gradient, or where the tool did not note that, those that might."""
+    """Find the inputs that require a gradient or, where the tool did not note that, those that might."""
     inputs = [slot for slot in forward.slots if slot.slot.role == "input" and slot.dtype in DTYPES]
     return [slot for slot in inputs if slot.requires_grad] or [slot for slot in inputs if DTYPES[slot.dtype].is_floating]
 
 
 def _asking(record: CallRecord) -> CallRecord:
-    """A backward record that asks for all of its gradients, also for those that were not kept."""
+    """Ask a backward record for all of its gradients, also for those that were not kept."""
     if record.phase != "backward":
         return record
     return replace(record, slots=tuple(replace(slot, content=_WANTED) if _is_unkept(slot) else slot for slot in record.slots))
 
 
 def _is_unkept(slot: TensorRecord) -> bool:
-    """A gradient like any other, but for its values; a note would say what else is wrong with it."""
+    """Tell whether a gradient lacks only its values; a note would name another reason."""
     return slot.slot.role == "output" and slot.content is None and slot.note in ("", UNRECORDED)
 
 
 def _has_values(record: CallRecord, forward: CallRecord | None) -> bool:
-    """Whether all that enters was kept."""
+    """Tell whether the values of all inputs were kept."""
     called = forward or record
     named = set(slots_named(called.arguments)) if called.arguments is not None else set()
     entering = [slot for slot in called.slots if slot.slot in named]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules of a step are opaque: they ran, and nothing that they called was recorded.
+"""Find the opaque modules of a step: they ran, and none of the calls that they made was recorded.
 
-A compiled module is one, and so is one that the recording kept whole for its fused kernel. How many calls each stands for is not
-known; the layers whose parameters no recorded call reads are the fewest that it can be, since each of them computes something.
+A compiled module is opaque, and so is one that the recording kept whole for its fused kernel. How many calls each stands for is not known.
+A lower bound is the number of layers whose parameters no recorded call reads, since each layer computes something.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SOME_CALL = 1
 
 @dataclass(slots=True)
 class Opaqueness:
-    """What one step tells of its modules, record by record."""
+    """Collects, record by record, what one step tells of its modules."""
 
     _parents: set[str] = field(default_factory=set)
     _modules: list[CallRecord] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Opaqueness:
             self._read.update(slot.fingerprint for slot in record.slots if slot.fingerprint is not None and record.receives(slot.slot))
 
     def regions(self) -> dict[int, int]:
-        """The order of each opaque record, and how many calls it stands for at least."""
+        """Return the order of each opaque record, and how many calls it stands for at least."""
         opaque = {(one.call, one.module) for one in self._modules if one.phase == "forward" and self._is_opaque(one)}
         records = [one for one in self._modules if (one.call, one.module) in opaque]
         layers = self._layers_of({one.module for one in records})
@@ -50,11 +50,11 @@ class Opaqueness:
 
     @property
     def sees_layers(self) -> bool | None:
-        """Whether a recorded call reads the parameters of a layer; None where no parameters were recorded."""
+        """Tell whether a recorded call reads the parameters of a layer; None where no parameters were recorded."""
         return any(map(self._is_read, self._layers)) if self._layers else None
 
     def _is_opaque(self, record: CallRecord) -> bool:
-        """Whether nothing was recorded inside it though it made something; a module that hands on what it got made nothing."""
+        """Tell whether a module made something while nothing inside it was recorded; a module that hands on its input made nothing."""
         around = record.module
         has_calls = str(record.call) in self._parents or (
             bool(around) and any(one == around or _is_below(one, around) for one in self._inside)
@@ -62,7 +62,7 @@ class Opaqueness:
         return not has_calls and not _hands_on(record)
 
     def _layers_of(self, modules: Iterable[str]) -> Mapping[str, int]:
-        """The layers that nobody else reads, by the module that they are part of; those of no named one are shared by the others."""
+        """Count the layers that no call reads, by the module that they belong to; layers of no named module are shared by the others."""
         unread = [layer for layer in self._layers if not self._is_read(layer)]
         claimed = {one: {layer for layer in unread if one and (layer == one or _is_below(layer, one))} for one in modules}
         rest = set(unread).difference(*claimed.values())
@@ -75,7 +75,7 @@ class Opaqueness:
 
 
 def _owner(slot: TensorRecord) -> str:
-    """The module of a parameter: `layers.1.mlp` of `layers.1.mlp.weight`, without what a compiler adds."""
+    """Return the module of a parameter: `layers.1.mlp` of `layers.1.mlp.weight`, without the names that a compiler adds."""
     return ".".join(str(part) for part in slot.slot.path[:-1] if part != "_orig_mod")
 
 
@@ -84,7 +84,7 @@ def _is_below(module: str, other: str) -> bool:
 
 
 def _hands_on(record: CallRecord) -> bool:
-    """Whether every result is one of the tensors that entered."""
+    """Tell whether every result is one of the tensors that entered."""
     entered = {slot.fingerprint for slot in record.slots if record.receives(slot.slot)}
     made = [slot.fingerprint for slot in record.slots if slot.slot.is_output]
     return None not in made and set(made) <= entered

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether narrower operands explain why products err: asked of a whole family, and where that does not tell, of those that err.
+"""Tell whether narrower operands explain why products err: for a whole family first, then for its erring calls alone.
 
-A machine chooses kernels by size, so one product of a family may round its operands while no other does. It is recognised by itself where
-its result is that of rounded operands. Where a call computes more than products, it is open what is rounded on the way, and any error
-below that rounding would pass for it: so the error has to be as large as that rounding is, too.
+A machine chooses kernels by size, so one product of a family may round its operands while no other does. It is recognised alone where its
+result is that of rounded operands. Where a call computes more than products, it is open what is rounded on the way, and any error below
+that rounding would pass for it. So the error also has to be as large as that rounding is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ALIKE = 1.1
 
 
 def recognised_operands(family: Sequence[tuple[CallName, Program, Mapping[Slot, torch.Tensor]]]) -> OperandFormat | None:
-    """The format to which a device rounds the operands of a family of products, or of some of them; None where that explains nothing."""
+    """Return the format to which a device rounds the operands of some or all of a family; None where that explains nothing."""
     beyond = [(program, errant) for call, program, made in family if (errant := _beyond(call, program, made))]
     groups: tuple[Results, ...] = ([(program, made) for _, program, made in family], beyond)
     for group in groups:
@@ -39,15 +39,16 @@ def recognised_operands(family: Sequence[tuple[CallName, Program, Mapping[Slot, 
 
 
 def _beyond(call: CallName, program: Program, made: Mapping[Slot, torch.Tensor]) -> dict[Slot, torch.Tensor]:
-    """The results of a call that err beyond their limits."""
+    """Return the results of a call that err beyond their limits."""
     found = (with_own_leeway(one, call) for one in Yardstick(program).measure(made, enough=check_limits))
     return {one.slot: made[one.slot] for one in found if check_multiple(one, "forward") > 1}
 
 
 def _of_that_size(found: OperandFormat, beyond: Results) -> OperandFormat | None:
-    """The format whose rounding is as large as the errors are: the one that was found, unless another is nearer.
+    """Choose the format whose rounding is as large as the errors are: the one that was found, unless another is nearer.
 
-    float16 differs from TF32 in its range alone; where no operand is small enough to tell, it is TF32, which machines have for float32.
+    float16 differs from TF32 in its range alone. Where no operand is small enough to tell them apart, the format is TF32, which machines
+    use for float32.
     """
     sizes = {one: size for one in FORMATS if (size := _size(one, beyond)) is not None}
     if not sizes:
@@ -59,7 +60,7 @@ def _of_that_size(found: OperandFormat, beyond: Results) -> OperandFormat | None
 
 
 def _size(operands: OperandFormat, beyond: Results) -> float | None:
-    """The median error, over what rounding the operands changes; None where it changes nothing."""
+    """Return the median error, over the change that rounding the operands makes; None where it changes nothing."""
     ratios = []
     for program, made in beyond:
         exact = Evaluations(program).exact

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that check calls, and what is said of a call that one of them did not survive.
+"""Run processes that check calls, and report the call that one of them did not survive.
 
-Each process has a thread here that hands it calls, one more than it is at, so that it never waits for the next. A call that takes too
-long is ended together with its process, and the next call gets a new one. Nothing of the calls is read here, so this process needs no
-torch and no device.
+A thread here hands each process its calls, one in advance, so that it never waits for the next. A call that takes too long is ended
+together with its process, and the next call gets a new one. This process reads nothing of the calls, so it needs no torch and no device.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _PATIENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME"
 
 
 class Processes:
-    """At most `jobs` processes at a time, begun when there is work, and dealt out over the setups: one for each device."""
+    """At most `jobs` processes at a time, started when there is work, and dealt out over the setups: one for each device."""
 
     def __init__(self, setups: Sequence[Setup], *, jobs: int, timeout_s: float) -> None:
         many = max(jobs, len(setups))
@@ -78,7 +77,7 @@ class Processes:
             return None
 
     def close(self) -> None:
-        """End all processes; what they were at is then nobody's fault, and not told."""
+        """End all processes; the calls that they were running are not reported."""
         self._is_closed = True
         for member in self._members:
             member.end()
@@ -111,7 +110,7 @@ class Processes:
         given: deque[tuple[Place, CheckedCall]],
         operands: Callable[[Place], dict[CheckRole, OperandFormat]],
     ) -> bool:
-        """Whether the process has a call to answer for, after it was given what it has room for."""
+        """Tell whether the process has a call to answer for, after it was given all it has room for."""
         while len(given) < _AHEAD:
             try:
                 given.append(waiting.popleft())
@@ -125,7 +124,7 @@ class Processes:
         return bool(given)
 
     def _checked(self, member: _Process, place: Place, stub: CheckedCall) -> tuple[CheckedCall, bool]:
-        """What was found of the call that the process is at, and whether that was its last one."""
+        """Return the result of the call that the process is running, and whether that was its last one."""
         try:
             answer = member.answer(self._timeout_s)
         except _Lost as lost:
@@ -141,7 +140,7 @@ def _num_cores() -> int:
 
 
 class _Lost(Exception):
-    """A process ended before it answered; the message is what became of the call, `stage` what it was at."""
+    """Raised where a process ended before it answered; the message says what happened, and `stage` where the call was."""
 
     def __init__(self, what: str, stage: str) -> None:
         super().__init__(what)
@@ -149,7 +148,7 @@ class _Lost(Exception):
 
 
 class _Process:
-    """One process that comes to life when it is asked, and again after it was lost."""
+    """One process that starts when it is asked, and again after it was lost."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -162,7 +161,7 @@ class _Process:
         return self._setup.options.device
 
     def tell(self, order: Order) -> None:
-        """Hand over an order. A process that ended while it had nothing to do is begun anew."""
+        """Hand over an order. A process that ended while idle is started again."""
         if self._child is not None and not self._num_open and self._child.poll() is not None:
             self.end()
         if self._child is None:
@@ -174,7 +173,7 @@ class _Process:
             raise _Lost(str(error), "") from error
 
     def answer(self, timeout_s: float) -> Answer:
-        """What it makes of the first order that it has not answered."""
+        """Return its answer to the first order that it has not answered."""
         child, alarm = cast(Any, self._child), cast("_Alarm", self._alarm)
         stage = ""
         alarm.set(timeout_s)

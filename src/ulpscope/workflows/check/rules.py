@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How calls are checked: the options, and the rule sets beside `derived`, each a function from one call's results to its judged slots."""
+"""Define how calls are checked: the options, and the rule sets beside `derived`, each a function from a call's results to judged slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Precision = Literal["auto", "float64"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """How calls are checked: everything that a worker has to know. `edition` is that of the published standards."""
+    """The options of a check: everything that a worker has to know. `edition` is that of the published standards."""
 
     device: str = "cpu"
     rules: str = "derived"
@@ -36,7 +36,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What a rule set sees of a call: how it can be run again in any precision, and what the device made of it."""
+    """The part of a call that a rule set sees: the call, to be run again in any precision, and the device's results."""
 
     record: CallRecord
     program: Program

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ulpscope check --rules NAME` by the published standards: a call's results against the same call in a higher precision on the CPU.
+"""Judge by the published standards (`ulpscope check --rules NAME`): compare a call's results with the same call in a higher precision.
 
 The reference is computed one precision up (float32 for 16 bits and fewer, else float64), or in float64 throughout. Where a standard
 compares two devices, the other one is the CPU in the recorded precision.
@@ -27,7 +27,7 @@ __all__ = ["STANDARD_RULES", "golden_results", "judge_by"]
 
 
 class Judged(Protocol):
-    """What a rule set sees of a call: how it can be run again in any precision, and what the device made of it."""
+    """The part of a call that a rule set sees: the call, to be run again in any precision, and the device's results."""
 
     @property
     def record(self) -> CallRecord: ...
@@ -49,7 +49,7 @@ _NEEDS_OTHER: frozenset[Standard] = frozenset({"benchmark", "ulp"})
 
 
 def judge_by(standard: Standard) -> Callable[[Judged], Iterator[CheckedSlot]]:
-    """The rule set of one standard, for every result of a call."""
+    """Return the rule set of one standard, for every result of a call."""
 
     def judged(call: Judged) -> Iterator[CheckedSlot]:
         golden = golden_results(call)
@@ -99,7 +99,7 @@ def _figures(made: torch.Tensor, golden: torch.Tensor, edition: Edition) -> dict
 
 
 def golden_results(call: Judged) -> dict[Slot, torch.Tensor]:
-    """The call in a higher precision, on contiguous copies of its inputs."""
+    """Run the call in a higher precision, on contiguous copies of its inputs."""
     import torch
 
     floating = [one for one in (*call.program.inputs.values(), *call.made.values()) if _is_floating(one)]
@@ -109,7 +109,7 @@ def golden_results(call: Judged) -> dict[Slot, torch.Tensor]:
 
 
 def _widened(inputs: Mapping[Slot, torch.Tensor], wide: torch.dtype) -> dict[Slot, torch.Tensor]:
-    """Slots that hold the same tensor go on holding the same one."""
+    """Widen the inputs; slots that hold the same tensor go on holding the same one."""
     seen: dict[int, torch.Tensor] = {}
     for one in inputs.values():
         if id(one) not in seen:

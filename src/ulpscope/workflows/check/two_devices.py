@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compare_devices`: the checks of one recording on two devices, each against the same higher precision, and the ratio of their errors.
+"""Compare two devices (`compare_devices`): the ratio of their errors in one recording, each against the same higher precision.
 
-The document's list says by which standard a call is judged. Tables that hold no figures of that standard are judged by `benchmark`, and
-tables of the rules `derived` by those rules: a device fails what it failed alone, and the ratio of the errors stands beside it.
+The document's list says by which standard a call is judged. A table that has no figures of that standard is judged by `benchmark`, and a
+table of the rules `derived` by those rules: a device fails what it failed alone, and the ratio of the errors stands beside it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def compare_devices(subject: str | os.PathLike[str], reference: str | os.PathLik
 
 
 def _pairs(ours: Iterable[DeviceRow], theirs: Iterable[DeviceRow], edition: Edition) -> Iterator[DevicePair]:
-    """In the order of the subject; what only the reference has comes last."""
+    """Pair the rows in the order of the subject; rows that only the reference has come last."""
     others = dict(_numbered(theirs))
     for key, row in _numbered(ours):
         other = others.pop(key, None)
@@ -53,7 +53,7 @@ def _pairs(ours: Iterable[DeviceRow], theirs: Iterable[DeviceRow], edition: Edit
 
 
 def _numbered(rows: Iterable[DeviceRow]) -> Iterator[tuple[_Key, DeviceRow]]:
-    """Rows of the same name are told apart by their order."""
+    """Number rows of the same name by their order."""
     seen: Counter[tuple[str, ...]] = Counter()
     for row in rows:
         yield (row.key, seen[row.key]), row

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that checks the calls it is told to, one at a time: `python -m ulpscope.workflows.check.worker`.
+"""Run a process that checks the calls it is told to, one at a time: `python -m ulpscope.workflows.check.worker`.
 
-Orders come on stdin and answers go to what was stdout; whatever somebody's operation prints goes to stderr. It ends with its input.
-A device that answers nothing any more ends it too: the next process finds the device well again.
+Orders come on stdin and answers go to the original stdout; a user's operation that prints, prints to stderr. The process ends with its
+input. A device that no longer answers ends it too: the next process may use the device again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Answer", "Order", "Setup"]
 class Setup:
     """The first message: the run, how to check, how many threads to use, and modules to import before.
 
-    A path is written as `sent_path` gives it, since a name on disk need not be text.
+    A path is encoded by `sent_path`, since a name on disk need not be valid text.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was found, or where the work is, or why there is nothing to work with. After the last one, other orders are left unanswered."""
+    """A result, or the current stage, or why nothing can be checked. After the last answer, other orders are left unanswered."""
 
     stage: str = ""
     checked: CheckedCall | None = None
@@ -91,7 +91,7 @@ def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
     from ulpscope.workflows.check.one_call import CallChecker
 
     keep_triton_out()
-    for slow in ("torch._decomp", "torch._refs"):  # else the first call would seem slow, and calls have a time limit
+    for slow in ("torch._decomp", "torch._refs"):  # imported here, or the first call would seem slow, and calls have a time limit
         importlib.import_module(slow)
     for name in setup.imports:
         import_and_register(name)
@@ -103,7 +103,7 @@ def _opened(setup: Setup, tell: Callable[[str], None]) -> CallChecker:
 
 
 def _without_core_dumps() -> None:
-    """A crash is an answer here, and gigabytes of memory on disk are not part of it."""
+    """Switch core dumps off: a crash is an answer here, and must not write gigabytes of memory to disk."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that other threads do ahead of its turn, for passes over tensors, which release the interpreter.
+"""Let other threads do work ahead of its turn, for passes over tensors, which release the interpreter.
 
-Whoever asks for a result that nobody has begun does the work itself, and while somebody else is at it does what comes next, so as many are
-busy as there are cores. The standard library's executors wait for a worker instead, and take longer to import than this.
+A thread that asks for a result that no thread has begun does the work itself. If another thread is at it, the asking thread does the next
+task meanwhile, so as many are busy as there are cores. The standard library's executors wait for a worker instead, and take longer to
+import than this.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
             """Work until nothing is left to begin."""
 
         def stop(self) -> None:
-            """Let those who work begin nothing more."""
+            """Make the working threads begin nothing more."""
 
 
 __all__ = ["Ahead", "Task"]
@@ -35,7 +36,7 @@ _MOST_THREADS = 8
 
 
 class Task(Generic[T]):
-    """One piece of work, done once by whoever takes it first."""
+    """One piece of work, done once by the thread that takes it first."""
 
     __slots__ = ("_done", "_error", "_next", "_taken", "_value", "_work")
 
@@ -47,7 +48,7 @@ class Task(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do the work unless somebody has begun it; what it raises is kept for whoever asks."""
+        """Do the work unless another thread has begun it; an error is kept for the thread that asks for the result."""
         if self._work is None or not self._taken.acquire(blocking=False):
             return
         work, arguments = self._work
@@ -59,7 +60,7 @@ class Task(Generic[T]):
         self._done.release()
 
     def result(self) -> T:
-        """What the work gives; to be asked for by one thread."""
+        """Return the result of the work; only one thread may ask for it."""
         self.run()
         while not self._done.acquire(blocking=False):
             try:
@@ -76,7 +77,7 @@ class Task(Generic[T]):
 
 
 class Ahead:
-    """Threads, as many as there are cores beside the one that is there, for as long as the block lasts."""
+    """Threads for as long as the block lasts, one for each core but the caller's."""
 
     def __init__(self) -> None:
         self._tasks: Tasks = SimpleQueue()
@@ -88,7 +89,7 @@ class Ahead:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Whatever was not begun is left undone."""
+        """Stop the threads; tasks that were not begun are left undone."""
         for _ in self._threads:
             self._tasks.put(None)
         self._most = 0
@@ -98,7 +99,7 @@ class Ahead:
             thread.join()
 
     def share(self, work: Shared) -> None:
-        """Have every thread that is free work on it; what is left when the block ends is left undone."""
+        """Have every free thread work on it; work that is left when the block ends is left undone."""
         self._shared.add(work)
         for _ in range(self._most):
             self.submit(work.work)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A baseline in a repository in the place of a reference run.
+"""Compare with a baseline in a repository in the place of a reference run.
 
 A baseline is an envelope, and beside a subject it is a Run: each of its statistics is the value within the envelope that is nearest to the
-subject's. What stays inside the envelope therefore does not differ, and the rest is matched, measured, judged and explained as ever.
+subject's. A value inside the envelope therefore does not differ, and the rest is matched, measured, judged and explained as ever.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BaselineRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineChange:
-    """What an update did to a baseline: calls by number, slots whose range grew."""
+    """Counts of an update: calls, and slots whose range grew."""
 
     num_runs: int
     num_calls: int
@@ -82,10 +82,10 @@ class BaselineChange:
 
 
 def update_baseline(subject: Run | str | Path, path: Path) -> BaselineChange:
-    """Write the envelope of a run, or widen the one that is there so that the run fits into it.
+    """Write the envelope of a run, or widen the existing one so that the run fits into it.
 
-    Calls and shapes follow the newest run: what it does not have is removed, what is new in it is added. A run that fits
-    already leaves the file alone.
+    Calls and shapes follow the newest run: calls that it does not have are removed, new ones are added. A run that fits already leaves the
+    file alone.
     """
     run = open_run(subject) if isinstance(subject, (str, Path)) else subject
     old = read_envelope(path) if path.exists() else None
@@ -115,7 +115,7 @@ def update_baseline(subject: Run | str | Path, path: Path) -> BaselineChange:
 
 
 def _parts(envelope: Envelope) -> dict[tuple[int, int], list[EnvelopeCall]]:
-    """The calls by rank and step."""
+    """Group the calls by rank and step."""
     parts: dict[tuple[int, int], list[EnvelopeCall]] = {}
     for call in envelope.calls:
         parts.setdefault((call.record.rank, call.record.step), []).append(call)
@@ -123,7 +123,7 @@ def _parts(envelope: Envelope) -> dict[tuple[int, int], list[EnvelopeCall]]:
 
 
 def _nearest(call: EnvelopeCall, pair: Pair) -> CallRecord:
-    """The baseline's record with every statistic as near to the subject's as the envelope allows."""
+    """Return the baseline's record with every statistic as near to the subject's as the envelope allows."""
     highest = {tensor.slot: high for tensor, high in zip(call.record.slots, call.highest, strict=True)}
     ours = {slot.reference.slot: slot.subject for slot in pair.slots if slot.reference is not None and slot.subject is not None}
     slots = [replace(one, summary=_clamped(one.summary, highest[one.slot], ours.get(one.slot))) for one in call.record.slots]
@@ -144,7 +144,7 @@ def _nearest_to(value: float | None, low: float | None, high: float | None) -> f
 
 
 def _widened(pair: Pair, before: EnvelopeCall | None) -> tuple[EnvelopeCall, int]:
-    """The subject's call in an envelope that holds it and what was there before, and how many slots had to grow."""
+    """Widen the envelope of a call so that it holds the subject's; return it, and how many slots had to grow."""
     assert pair.subject is not None
     record = replace(pair.subject, slots=tuple(map(rounded, pair.subject.slots)))
     if before is None:
@@ -158,7 +158,7 @@ def _widened(pair: Pair, before: EnvelopeCall | None) -> tuple[EnvelopeCall, int
 
 
 def _bare(record: CallRecord, slots: tuple[TensorRecord, ...], highest: list[Summary | None]) -> EnvelopeCall:
-    """Without what names a place or a machine: values, strides, devices, stacks."""
+    """Drop the fields that name a place or a machine: values, strides, devices, stacks."""
     kept = tuple(
         TensorRecord(slot=one.slot, dtype=one.dtype, shape=one.shape, summary=one.summary, fingerprint=one.fingerprint, note=one.note)
         for one in slots
@@ -189,7 +189,7 @@ def _picked(one: float | None, other: float | None, pick: Callable[[float, float
 
 
 def _in_common(before: CallRecord, now: CallRecord) -> Arguments | None:
-    """The newest arguments; of random generators only those that are the same in every run."""
+    """Return the newest arguments; of random generators only those that are the same in every run."""
     if now.call.op != "state.rng" or before.arguments is None or now.arguments is None:
         return now.arguments
     old = before.arguments.kwargs or {}

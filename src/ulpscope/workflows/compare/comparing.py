@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two runs become a comparison: match, measure, judge, explain, one rank and step at a time.
+"""Compare two runs: match, measure, judge, explain, one rank and step at a time.
 
-Reading starts at once: what judges and explains is imported while other threads look at the first tensors.
+Reading starts at once: the code that judges and explains is imported while other threads read the first tensors.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ def compare_runs(
     ['first contributed error: layers.1.mlp  gelu (call 1, forward, output 0), step 0, rank 0']
 
     `mapping` is a file of rules for renamed modules and calls; `progress` is told how much of the whole is done. `replay` says which
-    calls are run again in a higher precision on their own inputs: what differs until the cause is found (`needed`), everything that
-    differs (`all`) or nothing (`none`), for `replay_seconds` at most. `repeat` is the reference recorded once more: what differs as much
-    between those two is not deterministic, and no fault. `partial` lets the verdict speak of what
-    could be compared, whatever else was recorded. `judged` is told of each call as it gets its verdict; what it contributed is known
-    only at the end.
+    calls are run again in a higher precision on their own inputs: calls that differ until the cause is found (`needed`), every call that
+    differs (`all`) or none (`none`), for `replay_seconds` at most. `repeat` is the reference recorded once more: a call that differs as
+    much between those two is not deterministic, and no fault. With `partial` the verdict speaks only of the parts that could be compared.
+    `judged` is told of each call as it gets its verdict; its contribution is known only at the end.
     """
     started = time.perf_counter()
     if rules != "derived":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the memory of a long comparison flat: steps that no finding can speak about are kept as rows in a temporary file.
+"""Keep the memory of a long comparison flat: rows of steps that no finding can speak about go to a temporary file.
 
-Whole steps are condensed, never parts of one. Kept whole are the first calls, and every step with something remarkable, with the step
-before it, up to the first that diverges; later ones are its consequences. What was condensed still counts, and stands in every table.
+Whole steps are condensed, never parts of one. Kept whole are the first calls, and every remarkable step with the step before it, up to the
+first step that diverges; later steps are its consequences. Condensed calls still count, and stand in every table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Condensed:
         self._differing: Counter[tuple[str, str]] = Counter()
         self._examples: dict[tuple[str, str], JudgedCall] = {}
         self._places: dict[int, tuple[int, int]] = {}
-        from tempfile import TemporaryFile  # most comparisons need none
+        from tempfile import TemporaryFile  # imported late: most comparisons need no file
 
         self._file = TemporaryFile(prefix="ulpscope-")  # noqa: SIM115 (it is read until the comparison is forgotten)
         weakref.finalize(self, self._file.close)
@@ -66,13 +66,13 @@ class Condensed:
         self.num_rows += len(rows)
 
     def _settled(self, calls: Sequence[JudgedCall]) -> Iterator[JudgedCall]:
-        """The calls of all ranks with their contributions, one rank after another; what they leave uncompared is remembered."""
+        """Yield the calls of all ranks with their contributions, one rank after another; note the gaps that they leave."""
         for rank in sorted({call.pair.record.rank for call in calls}):
             own = with_contributions([call for call in calls if call.pair.record.rank == rank])
             self.gaps += gaps_of(own)
             self.num_opaque += count_opaque(own)
             for call in own:
-                yield with_behind_told(left_behind(call))  # where one differs, a step before it was settled as the first that diverges
+                yield with_behind_told(left_behind(call))  # a differing call comes after the step settled as the first that diverges
 
     def _counted(self, call: JudgedCall) -> Iterator[tuple[Any, ...]]:
         side, record = lone_side(call), call.pair.record
@@ -93,11 +93,11 @@ class Condensed:
 
     @property
     def later(self) -> list[JudgedCall]:
-        """Every call that differs, as one of its kind."""
+        """Return every call that differs, each as an example of its kind."""
         return [self._examples[kind] for kind, many in self._differing.items() for _ in range(many)]
 
     def rows(self, step: int) -> Iterator[tuple[Any, ...]]:
-        """The rows of one step, as `report.rows` makes them."""
+        """Yield the rows of one step, as `report.rows` makes them."""
         offset, length = self._places[step]
         self._file.seek(offset)
         for cells in msgspec.msgpack.decode(self._file.read(length)):
@@ -124,7 +124,7 @@ class _Step:
 def kept_calls(
     judged: Iterable[tuple[JudgedCall, PairReplay | None]], kept: int = KEPT_CALLS
 ) -> tuple[list[JudgedCall], list[PairReplay | None], Condensed | None]:
-    """The calls to keep whole with their replays, given step by step, and what was condensed."""
+    """Choose the calls to keep whole with their replays, given step by step, and condense the others."""
     condensed: Condensed | None = None
     steps: list[_Step] = []
     settled_at: int | None = None
@@ -148,7 +148,7 @@ def kept_calls(
 
 
 def _is_done_with(steps: Sequence[_Step], settled_at: int | None) -> bool:
-    """Whether nothing needs the last step but one any more."""
+    """Tell whether the last step but one is no longer needed."""
     if len(steps) < 2:
         return False
     before, last = steps[-2:]
@@ -157,7 +157,7 @@ def _is_done_with(steps: Sequence[_Step], settled_at: int | None) -> bool:
 
 
 def _is_plain(call: JudgedCall) -> bool:
-    """Whether no explanation and no remark could speak of it."""
+    """Tell whether no explanation and no remark could speak of the call."""
     if call.differences or call.pair.subject is None or call.pair.reference is None:
         return False
     return all(slot.verdict.level in ("same", "rounding") and slot.verdict.rule not in _REMARKABLE for slot in call.slots)

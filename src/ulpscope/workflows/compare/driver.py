@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question about two runs becomes every report that was asked for, and an exit code: what `ulpscope compare` does with its words.
+"""Answer a question about two runs with every report asked for and an exit code: the work of `ulpscope compare`.
 
-What cannot be written is said before the long work, not after it. Renderers are imported when somebody wants what they write.
+A report that cannot be written is refused before the long work, not after it. A renderer is imported when its report is asked for.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def answer(
     show: Callable[[Comparison], None] | None = None,
     progress: Callable[[], AbstractContextManager[Progress]] = nullcontext,
 ) -> int:
-    """Compare, show, write; 0 where nothing diverges, 1 where something does, 2 where nobody knows.
+    """Compare, show, write; return 0 where nothing diverges, 1 where something does, 2 where that is not known.
 
     `show` prints the comparison where that is wanted, `progress` tells how much is done meanwhile.
     """
@@ -119,7 +119,7 @@ def _compare(question: Question, lines: Callable[[], PairLines] | None, progress
 
 
 def _with_repro(comparison: Comparison, question: Question) -> Comparison:
-    """The comparison with the path of a repro: in the folder asked for, else beside the page."""
+    """Add the path of a repro to the comparison: in the folder asked for, else beside the page."""
     page = question.reports.get("html") if question.replay != "none" else None
     into = question.repro_dir or (page.with_name(f"{page.stem}_repro") if page is not None else None)
     if into is None or not comparison.faults or find_spec("torch") is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fewer runs of the garbage collector while very many long-lived objects are made: they take a third of the time and find nothing.
+"""Run the garbage collector less often while very many long-lived objects are made: it takes a third of the time and finds nothing.
 
 Records, pairs and verdicts hold no cycles, so reference counts free them.
 """
@@ -17,7 +17,7 @@ _YOUNG, _MIDDLE, _OLD = 20_000, 50, 1_000
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect seldom until the end; also a decorator. Whoever has switched collection off, or made it rarer, is left alone."""
+    """Collect seldom until the end; also a decorator. A program that switched collection off, or made it rarer, keeps its setting."""
     before = gc.get_threshold()
     if not gc.isenabled() or before[0] == 0 or before[0] > _YOUNG:
         yield

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matched and measured steps become verdicts and findings, one step at a time, in the order in which they were recorded.
+"""Turn matched and measured steps into verdicts and findings, one step at a time, in the order in which they were recorded.
 
-What stays are the judged calls, or in a long comparison those that a finding may speak about.
+The judged calls stay in memory, or in a long comparison those that a finding may speak about.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def judge_runs(
     *,
     is_partial: bool = False,
 ) -> Comparison:
-    """The comparison of two runs from their measured steps."""
+    """Judge two runs from their measured steps, and return the comparison."""
     found = _judge_steps(steps, len(overlap.common), rules, progress, replaying, bands)
     judged, replays, condensed = kept_calls(_telling(told, found))
     _check_common(judged, subject, reference)
@@ -96,7 +96,7 @@ def judge_runs(
 
 
 def _beside(findings: Sequence[Finding], coverage: Coverage) -> Coverage:
-    """Beside a fault, what differs is its consequence and no gap."""
+    """Drop the gaps that are consequences of a fault, where there is one."""
     if all(finding.level != "fault" for finding in findings):
         return coverage
     return replace(coverage, gaps=tuple(gap for gap in coverage.gaps if gap.why != UNBLAMED))
@@ -109,7 +109,7 @@ def _telling(told: Callable[[JudgedCall], None], calls: Iterable[Judged]) -> Ite
 
 
 def measured_bands(reference: Run, repeat: Run, rules: str, ahead: Ahead) -> Bands:
-    """How far the reference is from a repeat of itself, call by call."""
+    """Measure how far the reference is from a repeat of itself, call by call."""
     common = match_steps(reference, repeat).common
     idle = Replaying(reference, repeat, "none")
     steps = measured_steps(reference, repeat, common, None, ahead)
@@ -203,7 +203,7 @@ def _sides(subject: Run, reference: Run) -> tuple[tuple[str, Run], tuple[str, Ru
 
 
 def _cut_short(subject: Run, reference: Run, overlap: Overlap) -> Iterator[tuple[str, int, int]]:
-    """Side, rank and step of what was never closed by its writer, among the steps that both sides have."""
+    """Yield side, rank and step of steps that their writer never closed, among the steps that both sides have."""
     for side, run in _sides(subject, reference):
         for rank, step in overlap.common:
             if not run.is_complete(rank, step):
@@ -211,7 +211,7 @@ def _cut_short(subject: Run, reference: Run, overlap: Overlap) -> Iterator[tuple
 
 
 def _coverage(judged: Sequence[JudgedCall], condensed: CondensedSteps | None, subject: Run, reference: Run, overlap: Overlap) -> Coverage:
-    """What was compared of all that the two runs recorded."""
+    """Count what was compared of all that the two runs recorded."""
     parts: defaultdict[tuple[int, int], list[JudgedCall]] = defaultdict(list)
     for call in judged:
         parts[call.pair.record.step, call.pair.record.rank].append(call)
@@ -228,7 +228,7 @@ def _coverage(judged: Sequence[JudgedCall], condensed: CondensedSteps | None, su
 
 
 def _step_gaps(subject: Run, reference: Run, overlap: Overlap) -> list[Gap]:
-    """A step that was cut short holds less than what was done in it, on one side or on both."""
+    """Return a gap for each step that was cut short: it holds less than what the program did, on one side or on both."""
     first = {step: (side, rank) for side, rank, step in reversed(list(_cut_short(subject, reference, overlap)))}
     return [
         Gap(kind="step", why=f"cut short in the {side}", places=(f"step {step} of rank {rank}",))
@@ -237,7 +237,7 @@ def _step_gaps(subject: Run, reference: Run, overlap: Overlap) -> list[Gap]:
 
 
 def _file_gaps(subject: Run, reference: Run, overlap: Overlap) -> Iterator[Gap]:
-    """Parts of a dump that are there and could not be read."""
+    """Yield a gap for each part of a dump that could not be read."""
     for side, run in _sides(subject, reference):
         for rank in sorted({rank for rank, _ in overlap.common}):
             for entry in run.ledger(rank):
@@ -247,7 +247,7 @@ def _file_gaps(subject: Run, reference: Run, overlap: Overlap) -> Iterator[Gap]:
 
 
 def _with_histograms(finding: Finding, calls: Sequence[JudgedCall], subject: Run, reference: Run) -> Finding:
-    """The distributions of the slot that a fault points at, where both sides kept its values."""
+    """Add the distributions of the slot that a fault points at, where both sides kept its values."""
     if finding.level != "fault" or not finding.slot:
         return finding
     slot = next((slot for call in calls if _is_at(finding, call) for slot in call.slots if str(slot.pair.slot) == finding.slot), None)

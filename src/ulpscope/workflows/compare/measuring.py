@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of two runs, matched and measured: the tensors of a step are read while the one before it is judged.
+"""Match and measure the steps of two runs: the tensors of a step are read while the one before it is judged.
 
-Records of two steps are in memory at once, and as many tensors as there are cores. Values that appear in many slots (an output is
-the next call's input, and often seen in another shape) are measured once.
+Records of two steps are in memory at once, and as many tensors as there are cores. Values that appear in many slots (an output is the next
+call's input, and often seen in another shape) are measured once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LARGE = 1 << 14
 def measured_steps(
     subject: Run, reference: Run, parts: Sequence[tuple[int, int]], mapping: Mapping | None, ahead: Ahead
 ) -> Iterator[MeasuredStep]:
-    """The given ranks and steps in their order. The first is under way when this returns, every other one before its turn."""
+    """Measure the given ranks and steps in their order. The first is begun when this returns, every other one before its turn."""
     stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
     scratch = Scratch()
     steps = (MeasuredStep(subject, reference, rank, step, mapping, stacks, ahead, scratch) for rank, step in parts)
@@ -45,7 +45,7 @@ def _one_ahead(first: MeasuredStep, rest: Iterable[MeasuredStep]) -> Iterator[Me
 
 
 class _Sums(NamedTuple):
-    """A slot whose values are looked at by the kernel alone."""
+    """A slot whose values only the kernel reads."""
 
     pairs: KeptPairs
     number: int
@@ -53,7 +53,7 @@ class _Sums(NamedTuple):
 
 
 class MeasuredStep:
-    """The pairs of one rank and step, and the data flow of each side; `measurements` tells those of a pair.
+    """The pairs of one rank and step, and the data flow of each side; `measurements` returns those of a pair.
 
     Large tensors are measured ahead.
     """
@@ -84,7 +84,7 @@ class MeasuredStep:
         self._shaped: dict[Hashable, Measurement] = {}
         self._kept = KeptPairs(scratch)
         wanted = self._wanted(subject, reference)
-        early = begun_early(subject, reference, rank, step)  # as late as can be: until here it works
+        early = begun_early(subject, reference, rank, step)  # as late as possible, since the early threads work until this call
         for key, (slot, *sides) in wanted.items():
             if early is not None and (number := early.begun(*sides)) is not None:
                 self._known[key] = (_shape(slot), _Sums(early, number, slot))
@@ -96,7 +96,7 @@ class MeasuredStep:
         ahead.share(self._kept)
 
     def _wanted(self, subject: Run, reference: Run) -> dict[Hashable, tuple[SlotPair, Kept | None, Kept | None]]:
-        """The values that have to be read, each once, and where they lie."""
+        """Return the values that have to be read, each once, and where they lie."""
         wanted: dict[Hashable, tuple[SlotPair, Kept | None, Kept | None]] = {}
         for slot in (slot for pair in self.pairs for slot in pair.slots):
             if _has_values(slot) and (key := _values(slot)) is not None and key not in wanted:
@@ -135,8 +135,8 @@ class MeasuredStep:
 
 
 def _sharing_stacks(records: Iterable[CallRecord], stacks: dict[tuple[Frame, ...], tuple[Frame, ...]]) -> Iterator[CallRecord]:
-    """Equal stacks become one object: a run has as many records as calls, but only as many stacks as lines."""
-    here: dict[int, tuple[tuple[Frame, ...], tuple[Frame, ...]]] = {}  # within a step most are one object already
+    """Make equal stacks one object: a run has as many records as calls, but only as many stacks as lines."""
+    here: dict[int, tuple[tuple[Frame, ...], tuple[Frame, ...]]] = {}  # within a step most equal stacks are one object already
     for record in records:
         found = here.get(id(record.stack))
         if found is None:
@@ -149,7 +149,7 @@ def _shape(slot: SlotPair) -> tuple[int, ...]:
 
 
 def _values(slot: SlotPair) -> Hashable | None:
-    """What a measurement depends on, but for the shape of values that are read; None where nothing identifies the values."""
+    """Return the key of a measurement, without the shape of values that are read; None where nothing identifies the values."""
     ours, theirs = slot.subject, slot.reference
     if ours is None or theirs is None:
         return None
@@ -160,20 +160,20 @@ def _values(slot: SlotPair) -> Hashable | None:
 
 
 def _is_read(ours: TensorRecord, theirs: TensorRecord) -> bool:
-    """Whether values have to be read."""
+    """Tell whether values have to be read."""
     if ours.content is None or theirs.content is None or ours.shape != theirs.shape:
         return False
     return ours.fingerprint is None or ours.fingerprint != theirs.fingerprint
 
 
 def _has_values(slot: SlotPair) -> bool:
-    """Whether values have to be read."""
+    """Tell whether values have to be read."""
     ours, theirs = slot.subject, slot.reference
     return ours is not None and theirs is not None and _is_read(ours, theirs)
 
 
 def _kept(run: Run, step: MeasuredStep, record: TensorRecord | None) -> Kept | None:
-    """Where the values lie, as far as they are those that the record speaks of."""
+    """Return where the values lie, if they are those that the record describes."""
     if not isinstance(run, DirectoryRun) or record is None or record.content is None:
         return None
     found = run.kept(step.rank, step.step, record.content)

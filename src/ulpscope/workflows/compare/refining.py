@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a comparison that could not be sure to a second recording that can: which few calls to record with their values.
+"""Choose the few calls to record again with their values, where a comparison could not be sure.
 
-Chosen are the suspect, the calls around it, those that made what entered it, and those before it that differ while nothing that was kept
-tells by how much. The patterns name calls of both sides, so one file serves both recordings.
+Chosen are the suspect, the calls around it, the calls that made its inputs, and earlier calls that differ by an unknown amount. The
+patterns name calls of both sides, so one file serves both recordings.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ChosenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refinement:
-    """What to record again. `patterns` is empty where nothing needs a closer look; `reason` says what was found.
+    """The calls to record again. `patterns` is empty where nothing needs a closer look; `reason` says what was found.
 
-    The sizes are of one side: what the chosen calls keep, and what the same step would with every tensor.
+    The sizes are of one side: the tensors of the chosen calls, and every tensor of the same step.
     """
 
     comparison: Comparison
@@ -66,12 +66,12 @@ class Refinement:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The lines of the selection file; no comment among them."""
+        """Return the lines of the selection file, without comments."""
         names = dict.fromkeys(pattern_of(name) for call in self.chosen for name in call.names)
         return (*(f"phase:{phase}" for phase in self.phases), *names)
 
     def text(self) -> str:
-        """The selection file, for `--select @FILE`."""
+        """Return the selection file, for `--select @FILE`."""
         about = f"# step {self.step}, rank {self.rank}: {visible(self.reason)}"
         lines = [about, *(f"phase:{phase}" for phase in self.phases)]
         for call in self.chosen:
@@ -79,7 +79,7 @@ class Refinement:
         return "\n".join(lines) + "\n"
 
     def commands(self, file: Path) -> tuple[str, str]:
-        """What records the subject and the reference again, each on its own machine."""
+        """Return the commands that record the subject and the reference again, each on its own machine."""
         compared = self.comparison
         return (
             self._command(compared.subject, compared.subject_path, file),
@@ -99,7 +99,7 @@ class Refinement:
         return command_line(*words, *(info.command if info.format == "ulpscope" and info.command else ["SCRIPT"]))
 
     def comparing_command(self) -> str:
-        """What compares the two new recordings."""
+        """Return the command that compares the two new recordings."""
         compared = self.comparison
         return command_line("ulpscope", "compare", _closer(compared.subject_path), _closer(compared.reference_path))
 
@@ -151,7 +151,7 @@ def refine_runs(
 
 
 def pattern_of(name: str) -> str:
-    """The pattern that selects exactly this `module/call`: the name itself, or an expression where the name holds signs of a pattern.
+    """Return the pattern that selects exactly this `module/call`: the name itself, or an expression if it holds signs of a pattern.
 
     >>> pattern_of("layers.1.mlp/functional.gelu.1")
     'layers.1.mlp/functional.gelu.1'
@@ -167,7 +167,7 @@ def _escaped(char: str) -> str:
 
 
 def _place(suspect: Finding | None, calls: Sequence[JudgedCall]) -> tuple[int, int] | None:
-    """The step and rank to look at: the suspect's, else those of the first call that leaves something open."""
+    """Return the step and rank to look at: the suspect's, else those of the first call that leaves something open."""
     if suspect is not None and suspect.step is not None and suspect.rank is not None:
         return suspect.step, suspect.rank
     places = [(call.pair.record.step, call.pair.record.rank) for call in _unknown(calls)] if suspect is None else []
@@ -196,7 +196,7 @@ def _is_settled(call: JudgedCall) -> bool:
 
 
 def _of_state(comparison: Comparison, suspect: Finding | None, call: JudgedCall, calls: Sequence[JudgedCall]) -> Refinement:
-    """Parameters, batches and optimizers have a phase of their own; no call needs to be named."""
+    """Choose whole phases for parameters, batches and optimizers, which have a phase of their own; no call needs to be named."""
     record = call.pair.record
     return Refinement(
         comparison=comparison,
@@ -210,7 +210,7 @@ def _of_state(comparison: Comparison, suspect: Finding | None, call: JudgedCall,
 
 
 def _chosen(calls: Sequence[JudgedCall], at: int | None) -> dict[int, tuple[JudgedCall, str]]:
-    """The suspect, the calls around it and those that made what entered it, by identity."""
+    """Choose the suspect, the calls around it and the calls that made its inputs, by identity."""
     if at is None:
         return {}
     suspect = calls[at]
@@ -234,9 +234,9 @@ def _made(record: CallRecord) -> set[str]:
 
 
 def _unknown(calls: Iterable[JudgedCall]) -> list[JudgedCall]:
-    """Calls whose results differ by an amount that statistics bound from below only, or not at all; the worst first.
+    """Return calls whose results differ by an amount that statistics bound from below only, or not at all; the worst first.
 
-    They made the difference from equal bits, or it is not far from what is allowed.
+    They made the difference from equal bits, or it is close to the limit.
     """
     found = [call for call in calls if call.pair.record.phase in ("forward", "backward") and _why_open(call)]
     return sorted(found, key=lambda call: -(call.multiple or 0.0))
@@ -267,7 +267,7 @@ def _with_both_phases(chosen: Sequence[JudgedCall], calls: Sequence[JudgedCall])
 
 
 def _size(calls: Iterable[JudgedCall]) -> int:
-    """The bytes that the tensors of these calls take, equal ones once."""
+    """Sum the bytes of the tensors of these calls, equal ones once."""
     sizes: dict[object, int] = {}
     for call in calls:
         for slot in call.pair.record.slots:

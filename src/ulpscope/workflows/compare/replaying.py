@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls of a comparison are replayed, and how: both sides on their own inputs, in execution order, within a time limit.
+"""Choose the calls of a comparison to replay, and replay both sides on their own inputs, in execution order, within a time limit.
 
-`needed` replays what differs until a fault is found, but for what is too near for a replay to blame; `all` everything that differs;
-`none` nothing. A machine that rounds the operands of
-its matrix products is recognised from several calls of a family before one of them is blamed.
+`needed` replays the calls that differ until a fault is found, except those too near for a replay to blame; `all` replays every call that
+differs, `none` no call. A machine that rounds the operands of its matrix products is recognised from several calls of a family before one
+of them is blamed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FORMATS: dict[OperandFormat, DType] = {"float16": DTYPES["float16"], "tf32": DT
 
 @dataclass(slots=True)
 class _Side:
-    """What is known of one side: the data flow of the step under way, and what was found out in all steps.
+    """Facts about one side: the data flow of the current step, and the operand formats found in all steps.
 
     `stepped` are the optimizers' steps of the training step before, if that was recorded.
     """
@@ -72,11 +72,11 @@ class _Side:
 
     @property
     def formats(self) -> list[OperandFormat]:
-        """The formats of operands that were recognised here, in a family or in a call."""
+        """Return the formats of operands that were recognised on this side, in a family or in a call."""
         return list(dict.fromkeys([*(one for one in self.operands.values() if one), *(one for _, one in self.explained)]))
 
     def explain(self, record: CallRecord, operands: OperandFormat) -> None:
-        """Remember that one call alone was found to round its operands so; a call whose name tells nothing multiplies matrices inside."""
+        """Remember that one call alone rounds its operands to this format; a call whose name says nothing multiplies matrices inside."""
         self.explained.setdefault((product_family(record) or _INSIDE, operands), []).append(f"{record.name} {record.phase}")
 
     def reader(self, record: CallRecord) -> Callable[[str], TensorData]:
@@ -89,7 +89,7 @@ class _Side:
         self.num_products.update(family for record in index.all_records() if (family := _family_of(record)) is not None)
 
     def stepped_before(self, record: CallRecord) -> CallRecord | None:
-        """The same optimizer's step just before this one."""
+        """Find the same optimizer's step just before this one."""
         here = (one for one in self.index.optimizer_steps if one.order < record.order)
         return stepped_before(record, [*self.stepped, *here])
 
@@ -113,7 +113,7 @@ class Replaying:
 
     @property
     def precision(self) -> tuple[SystemicPrecision, ...]:
-        """The formats that were recognised, each side and family once."""
+        """Return the formats that were recognised, each side and family once."""
         sides: tuple[tuple[Side, dict[int, _Side]], ...] = (("subject", self._subjects), ("reference", self._references))
         found = {
             (name, family): SystemicPrecision(family=family, operands=operands, side=name)
@@ -138,7 +138,7 @@ class Replaying:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not replayed although it would have helped, and why."""
+        """Say what was not replayed although it would have helped, and why."""
         notes = []
         if self._missed:
             notes.append(f"{self.why_not}: {_calls(self._missed)} judged by the distance of the two sides only")
@@ -159,7 +159,7 @@ class Replaying:
             side.begin_step(index)
 
     def could_tell(self, pair: Pair, measurements: Sequence[Measurement]) -> bool:
-        """Whether a replay of a pair is possible and may be asked for: both sides kept a result that is not the same."""
+        """Tell whether a pair may be replayed and the replay could tell more: both sides kept a result that is not the same."""
         record = pair.record
         if pair.subject is None or pair.reference is None or record.phase == "start" or record.level == "module":
             return False
@@ -175,7 +175,7 @@ class Replaying:
         return not self.why_not
 
     def __call__(self, pair: Pair, foreseen: JudgedCall) -> PairReplay | None:
-        """Both sides of a pair, replayed; None where that could say nothing else than the verdict without, or time is up."""
+        """Replay both sides of a pair; return None where that cannot change the verdict, or where time is up."""
         doubted = _doubted(pair, foreseen) if self._mode == "needed" else None
         if doubted is not None and not doubted:
             return None
@@ -209,11 +209,11 @@ class Replaying:
         return self._explained(call, replayed) if _is_beyond(replayed) and replayed.has_products else replayed
 
     def _explained(self, call: _Call, replayed: CallReplay) -> CallReplay:
-        """A call with products that errs, as one that rounds their operands where that is what it did; else as it was replayed.
+        """Replay an erring call with rounded operands, if it has products; return that replay where it explains the result.
 
-        Machines choose kernels by size and kind, so one product may round its operands where others do not, and so may what a call of any
-        name multiplies inside. Its operands predict what it gives then, digit by digit. What a kernel rounds on the way is not known from
-        outside, only how large such rounding is: that counts where the format was recognised before.
+        Machines choose kernels by size and kind, so one product may round its operands where others do not, and so may a product inside a
+        call of any name. Rounded operands predict its result digit by digit. What a kernel rounds on the way is not known from outside,
+        only how large such rounding is: that counts where the format was recognised before.
         """
         for operands, loosely in self._ways(call.record, call.side, replayed.operands):
             if not _narrows(operands, call.record):
@@ -225,7 +225,7 @@ class Replaying:
         return replayed
 
     def _ways(self, record: CallRecord, side: _Side, tried: OperandFormat | None) -> Iterator[tuple[OperandFormat, bool]]:
-        """Formats, and whether only the size of their rounding is asked for: first what this side was found to do before."""
+        """Yield formats, and whether only the size of their rounding is asked for: first those that this side was found to use before."""
         known = side.formats
         yield from ((one, False) for one in known if one != tried)
         yield from ((one, True) for one in known)
@@ -240,7 +240,7 @@ class Replaying:
                 side.operands[other] = self._recognise(other, side)
 
     def _recognise(self, family: str, side: _Side) -> OperandFormat | None:
-        """The format that a family's operands are rounded to on one side; small gradients tell two of the same precision apart."""
+        """Find the format that a family's operands are rounded to on one side; small gradients tell apart two of the same precision."""
         from ulpscope.replay import effective_operands
 
         records = side.index.all_records()
@@ -252,9 +252,10 @@ class Replaying:
         return effective_operands([*forward, *(one for one in passed_back if not isinstance(one, str))]) or operands
 
     def _exchanged(self, pair: Pair, sides: tuple[_Side, _Side], call: _Call) -> CallReplay | None:
-        """What the reference's arguments make of the subject's tensors, against the subject's own exact result.
+        """Run the subject's tensors with the reference's arguments, and measure against the subject's own exact result.
 
-        A number that is a limit of a dtype stays the subject's own: it is another number, and so another result, of the same argument.
+        A number that is a limit of a dtype stays the subject's own: another dtype has another limit, and so another result for the same
+        argument.
         """
         called = _forward_pair(pair, sides)
         if called is None or called.subject is None or called.reference is None:
@@ -270,7 +271,7 @@ class Replaying:
 
 
 def _spread(records: Sequence[CallRecord], family: str, phase: str) -> Sequence[CallRecord]:
-    """A few calls of a family, from all over the step."""
+    """Return a few calls of a family, from all over the step."""
     members = [record for record in records if record.phase == phase and product_family(record) == family]
     return members[:: max(1, len(members) // _SAMPLE)][:_SAMPLE]
 
@@ -280,7 +281,7 @@ def _calls(many: int) -> str:
 
 
 def _forward_pair(pair: Pair, sides: tuple[_Side, _Side]) -> Pair | None:
-    """The records that hold the arguments of a pair: itself, or the forward calls of a backward one."""
+    """Return the records that hold the arguments of a pair: itself, or the forward calls of a backward one."""
     if pair.record.phase != "backward":
         return pair
     records = [side.index.forward_of(record) for side, record in zip(sides, (pair.subject, pair.reference), strict=True) if record]
@@ -296,7 +297,7 @@ def _is_argument(difference: ArgumentDifference) -> bool:
 
 
 def _is_fraction(text: str) -> bool:
-    """Whether an argument, as it is shown, is a number that is no integer: each side may have computed its own."""
+    """Tell whether an argument, as it is shown, is a number that is no integer: each side may have computed its own."""
     try:
         return isinstance(ast.literal_eval(text), float)
     except (SyntaxError, ValueError):
@@ -304,7 +305,7 @@ def _is_fraction(text: str) -> bool:
 
 
 def _doubted(pair: Pair, foreseen: JudgedCall) -> frozenset[Slot] | None:
-    """The results about which a replay could say something else; None where it could about all, since the arguments differ."""
+    """Return the results about which a replay could say something else; None for all, where the arguments differ."""
     if _differ_in_arguments(pair):
         return None
     made = (slot for slot in foreseen.slots if not pair.record.receives(slot.pair.slot))
@@ -316,7 +317,7 @@ def _family_of(record: CallRecord) -> str | None:
 
 
 def _attempt(replay: Callable[[], CallReplay]) -> CallReplay:
-    """A call that cannot be replayed is judged otherwise; whatever goes wrong in somebody's operation is such a case."""
+    """Replay a call; an error, also in a user's operation, means that it is judged without a replay."""
     try:
         return replay()
     except Exception as error:
@@ -325,7 +326,7 @@ def _attempt(replay: Callable[[], CallReplay]) -> CallReplay:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of one side, to be replayed. Of an optimizer's step only the `doubted` results are; None means all."""
+    """One call of one side, to be replayed. Only the `doubted` results of an optimizer's step are replayed; None means all."""
 
     record: CallRecord
     side: _Side
@@ -351,7 +352,7 @@ class _Call:
         return CallReplay(slots=tuple(slots), operands=operands, has_products=has_products)
 
     def exchanged(self, arguments: Arguments | None, *, has_ties: bool) -> CallReplay:
-        """Two exact results on the same inputs: a tie falls otherwise only if an argument is a fraction that either side rounded."""
+        """Compare two exact results on the same inputs: a tie falls otherwise only if an argument is a fraction that a side rounded."""
         from ulpscope.replay import Yardstick
 
         exchanged = {slot: value for program in self._programs(arguments) for slot, value in Yardstick(program).exact().items()}
@@ -360,7 +361,7 @@ class _Call:
         return CallReplay(slots=tuple(slots))
 
     def told(self) -> tuple[Program, Mapping[Slot, torch.Tensor]] | str:
-        """The call as a program with what was recorded of its results, or why it is none."""
+        """Return the call as a program with its recorded results, or why it cannot be one."""
         try:
             return next(self._programs()), self._results()
         except Exception as error:
@@ -372,7 +373,7 @@ class _Call:
         return recorded_results(self.record, self.side.reader(self.record))
 
     def _programs(self, arguments: Arguments | None = None) -> Iterator[Program]:
-        """The call itself; of an optimizer's step one program for each parameter, so that memory stays that of the largest."""
+        """Yield the call itself; of an optimizer's step one program for each parameter, so that memory stays that of the largest."""
         from ulpscope.replay import (
             NotReplayable,
             backward_program,
@@ -406,12 +407,12 @@ class _Call:
                 )
 
     def _is_doubted(self, name: str) -> bool:
-        """Whether the step of this parameter has to be replayed."""
+        """Tell whether the step of this parameter has to be replayed."""
         return self.doubted is None or any(f"{slot}.".partition(".")[2].startswith(f"{name}.") for slot in self.doubted)
 
 
 def _narrows(operands: OperandFormat, record: CallRecord) -> bool:
-    """Whether what enters a call has digits that this format cuts off: else such a machine computes what every other one does."""
+    """Tell whether the inputs of a call have digits that this format cuts off: otherwise such a machine computes as every other one."""
     known = [DTYPES[slot.dtype] for slot in record.slots if record.receives(slot.slot) and slot.dtype in DTYPES]
     floating = [one.mantissa for one in known if one.is_floating]
     return not floating or max(floating) > _FORMATS[operands].mantissa

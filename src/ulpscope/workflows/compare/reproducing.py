@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first fault that points at a call becomes a folder: a script that runs without us, its inputs, and what each side recorded.
+"""Write the first fault that points at a call into a folder: a script that runs without ulpscope, its inputs, and both sides' results.
 
-Inputs are shrunk along each dimension of the result where the call treats its slices apart, which is checked and not assumed: the call on
-some of them has to give those slices of the exact result. The fewest are kept on which what was recorded still errs beyond every
+Inputs are shrunk along each dimension of the result where the call treats its slices apart. That is checked and not assumed: the call on
+some slices has to give those slices of the exact result. The smallest number is kept on which the recorded result still errs beyond every
 honest kernel and, where this machine's own kernel has the fault, on which it still has it. Where slices are summed (a gradient of a
-weight), what was recorded cannot be cut, and only a fault that this machine has is shrunk, by running it again.
+weight), a recorded result cannot be cut; then only a fault that this machine has is shrunk, by running it again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SIDES = ("subject", "reference")
 def with_repro(
     comparison: Comparison, folder: Path, *, subject: Run | None = None, reference: Run | None = None, is_asked_for: bool = True
 ) -> Comparison:
-    """The comparison with the path of a repro in its first fault that has one; where none has and it was asked for, with the reason.
+    """Add the path of a repro to the first fault that can have one; if none can and it was asked for, add the reason.
 
     The runs are opened by the paths of the comparison where they are not given.
     """
@@ -57,7 +57,7 @@ def with_repro(
         try:
             runs = (subject or open_run(comparison.subject_path), reference or _opened(comparison.reference_path))
             return _replaced(comparison, at, repro=str(_write(finding, call, runs, folder, comparison.precision)))
-        except Exception as error:  # whatever goes wrong in somebody's operation must not cost the report
+        except Exception as error:  # an error in a user's operation must not cost the report
             reason = str(error).partition("\n")[0] or type(error).__name__
     faults = [at for at, finding in enumerate(comparison.findings) if finding.level == "fault"]
     if not is_asked_for or not faults:
@@ -66,7 +66,7 @@ def with_repro(
 
 
 def _opened(path: str) -> Run | None:
-    """A baseline in the place of a run has no values to show."""
+    """Open a run; return None for a baseline, which has no values to show."""
     return open_run(path) if Path(path).is_dir() else None
 
 
@@ -86,7 +86,7 @@ def _culprit(finding: Finding, calls: Sequence[JudgedCall]) -> JudgedCall | None
 
 @dataclass(frozen=True)
 class _Case:
-    """One side of the call, whole or shrunk: its records, forward and its own, what it was given and what it recorded."""
+    """One side of the call, whole or shrunk: its records (forward and its own), its inputs and its recorded results."""
 
     call: CallRecord
     record: CallRecord
@@ -99,7 +99,7 @@ class _Case:
         return self.program.inputs
 
     def restricted(self, places: Places, rows: Sequence[int], dims: Mapping[Slot, int]) -> _Case:
-        """Only these slices of some inputs, and of each result along its dimension; a result without one is dropped."""
+        """Keep only these slices of some inputs, and of each result along its dimension; drop a result without one."""
         at = torch.tensor(rows)
         inputs = dict(self.inputs)
         for slot, dim in places:
@@ -116,7 +116,7 @@ class _Case:
 
     @cached_property
     def measured(self) -> dict[Slot, SlotReplay]:
-        """What was recorded against the exact results on these inputs."""
+        """Measure the recorded results against the exact ones on these inputs."""
         return self.against_exact(self.recorded)
 
     def against_exact(self, results: Tensors) -> dict[Slot, SlotReplay]:
@@ -127,12 +127,15 @@ class _Case:
 
     @cached_property
     def computed(self) -> dict[Slot, torch.Tensor]:
-        """What this machine's own kernel gives now."""
+        """Run this machine's own kernel."""
         return self.program(self.inputs)
 
 
 def _cut(record: CallRecord, inputs: Tensors) -> CallRecord:
-    """The record of the same call on other inputs: their shapes, and their slots as contents. A gradient has the shape of its input."""
+    """Return the record of the same call on other inputs: with their shapes, and their slots as contents.
+
+    A gradient has the shape of its input.
+    """
     slots = []
     for one in record.slots:
         given = Slot("gradient", one.slot.path) if record.phase == "backward" and one.slot.role == "input" else one.slot
@@ -145,7 +148,7 @@ def _cut(record: CallRecord, inputs: Tensors) -> CallRecord:
 
 
 def _write(finding: Finding, call: JudgedCall, runs: tuple[Run, Run | None], folder: Path, precision: Sequence[SystemicPrecision]) -> Path:
-    """The folder for one call; raises where the call cannot be shown alone."""
+    """Write the folder for one call; raise if the call cannot be shown alone."""
     cases = _cases(call, runs, precision)
     slot = Slot.parse(finding.slot) if finding.slot else None
     blamed = "subject" if finding.kind == "arguments" and "subject" in cases else _blamed(call, cases)
@@ -173,7 +176,7 @@ def _write(finding: Finding, call: JudgedCall, runs: tuple[Run, Run | None], fol
 
 
 def _blamed(call: JudgedCall, cases: Mapping[str, _Case]) -> str:
-    """The side that errs: by the verdict where replay gave it, else by measuring both; the subject where neither does."""
+    """Find the side that errs: by the verdict where replay gave it, else by measuring both; the subject where neither does."""
     named = next((slot.verdict.side for slot in call.slots if slot.verdict.side in cases), None)
     if named is not None or len(cases) == 1:
         return named or next(iter(cases))
@@ -188,7 +191,7 @@ def _make(folder: Path) -> None:
 
 
 def _cases(call: JudgedCall, runs: tuple[Run, Run | None], precision: Sequence[SystemicPrecision]) -> dict[str, _Case]:
-    """The sides that can be run again; there has to be the subject's, or else the reason is raised."""
+    """Collect the sides that can be run again; raise the reason if there is none."""
     found: dict[str, _Case] = {}
     reason: UlpscopeError = InputError("the call is not in both runs")
     for side, run, record in zip(_SIDES, runs, (call.pair.subject, call.pair.reference), strict=True):
@@ -224,7 +227,7 @@ def _program(forward: CallRecord, record: CallRecord, read: Callable[[str], Tens
 
 
 def _forward_of(record: CallRecord, run: Run) -> tuple[CallRecord, Sequence[CallRecord]]:
-    """The forward call of a record, and the backward records of that call before this one."""
+    """Find the forward call of a record, and the backward records of that call before this one."""
     if record.phase == "forward":
         return record, ()
     step = StepIndex(run.records(record.rank, record.step))
@@ -246,7 +249,7 @@ def _size(cases: Mapping[str, _Case]) -> int:
 
 
 def _shrunk(cases: Mapping[str, _Case], slot: Slot | None) -> tuple[Mapping[str, _Case], bool]:
-    """The same fault on fewer slices, and whether it is only known from running it again."""
+    """Shrink the fault to fewer slices; tell also whether the result is only known from running it again."""
     blamed = next(iter(cases.values()))
     found = blamed.measured
     if _worst(found) <= 1:
@@ -266,7 +269,7 @@ def _multiple(case: _Case, slot: Slot, results: Tensors) -> float:
 
 
 def _along(cases: Mapping[str, _Case], slot: Slot, dim: int, *, is_here: bool) -> Mapping[str, _Case]:
-    """The cases with the fewest slices of one dimension of the result that still show the fault; as they are where none can be left out."""
+    """Keep the fewest slices of one dimension of the result that still show the fault; all of them where none can be left out."""
     blamed = next(iter(cases.values()))
     recorded, exact = blamed.recorded[slot], blamed.exact()
     num = recorded.shape[dim]
@@ -295,7 +298,7 @@ def _still_shows(case: _Case, slot: Slot, *, is_here: bool) -> bool:
 
 
 def _separate(case: _Case, slot: Slot, dim: int, exact: Tensors) -> Places | None:
-    """The dimensions of inputs that go with one of a result: slices of them give just these slices of the result, and nothing else."""
+    """Find the dimensions of inputs that go with one of a result: slices of them give just these slices of the result."""
     num = exact[slot].shape[dim]
     rows = [0, num - 1] if num > 2 else [num - 1]
     candidates = [(given, at) for given, value in case.inputs.items() for at, size in enumerate(value.shape) if size == num]
@@ -306,7 +309,7 @@ def _separate(case: _Case, slot: Slot, dim: int, exact: Tensors) -> Places | Non
 
 
 def _subsets(places: Sequence[tuple[Slot, int]]) -> Iterator[Places]:
-    """Small ones first, each input once."""
+    """Yield subsets of the places, small ones first, each input once."""
     for many in range(1, len(places) + 1):
         for chosen in combinations(places, many):
             if len({slot for slot, _ in chosen}) == many:
@@ -324,7 +327,7 @@ def _gives(case: _Case, places: Places, rows: Sequence[int], slot: Slot, expecte
 
 
 def _dims_like(case: _Case, places: Places, rows: Sequence[int], exact: Tensors, dim: int) -> dict[Slot, int]:
-    """The results that are cut along with the blamed one: those that the same slices of inputs give."""
+    """Find the results that are cut along with the blamed one: the same slices of inputs give these slices of them."""
     small = case.restricted(places, rows, {}).exact()
     dims: dict[Slot, int] = {}
     for slot, value in case.recorded.items():
@@ -345,7 +348,7 @@ def _rms(value: torch.Tensor) -> float:
 
 
 def _by_error(recorded: torch.Tensor, exact: torch.Tensor, dim: int) -> list[int]:
-    """Slices of a result, the one with the largest error first."""
+    """Sort the slices of a result, the one with the largest error first."""
     error = (recorded.to(exact.dtype) - exact).abs() if exact.is_floating_point() or exact.is_complex() else (recorded != exact).double()
     misplaced = torch.isfinite(recorded) != torch.isfinite(exact.to(recorded.dtype))
     error = torch.nan_to_num(error.double(), nan=0.0, posinf=0.0, neginf=0.0).masked_fill(misplaced, torch.inf)
@@ -354,7 +357,7 @@ def _by_error(recorded: torch.Tensor, exact: torch.Tensor, dim: int) -> list[int
 
 
 def _rerun(cases: Mapping[str, _Case], slot: Slot) -> tuple[Mapping[str, _Case], bool]:
-    """Slices that the result sums over: this machine's kernel on the first few of them, for the fewest that show the fault."""
+    """Run this machine's kernel on the first few slices that the result sums over, and keep the fewest that show the fault."""
     side, case = next(iter(cases.items()))
     sizes = {size for value in case.inputs.values() for size in value.shape[:1] if size > 1}
     for num in sorted(sizes, reverse=True):
@@ -409,7 +412,7 @@ def _described(finding: Finding, call: JudgedCall, versions: Mapping[str, Mappin
 
 
 def _yardsticks(case: _Case) -> dict[Slot, ReproYardstick]:
-    """For each result what honest kernels err: from what was recorded, else from what this machine computes."""
+    """Measure the error of honest kernels for each result: from the recorded one, else from what this machine computes."""
     results = case.recorded or case.computed
     found, exact = case.against_exact(results), case.exact()
     return {slot: _yardstick(one, results[slot], exact[slot]) for slot, one in found.items()}
@@ -428,7 +431,7 @@ def _yardstick(found: SlotReplay, result: torch.Tensor, exact: torch.Tensor) -> 
 
 
 def _leaves(case: _Case) -> dict[Slot, tuple[Slot, ...]]:
-    """The inputs that each recorded gradient sums over: a tensor that stands in several slots has one gradient, under the first."""
+    """Find the inputs that each recorded gradient sums over: a tensor in several slots has one gradient, under the first."""
     given = {one.slot: one for one in case.call.slots if one.slot.role == "input"}
     wanted = [one.slot for one in case.record.slots if one.slot.role == "output"]
     leaves: dict[Slot, tuple[Slot, ...]] = {}
@@ -450,7 +453,7 @@ def _may_write(record: CallRecord) -> bool:
 
 
 def _other_arguments(finding: Finding, call: JudgedCall, runs: tuple[Run, Run | None]) -> Any:
-    """The reference's arguments where they are what was blamed."""
+    """Return the reference's arguments if they were blamed."""
     record = call.pair.reference
     if finding.kind != "arguments" or record is None or runs[1] is None:
         return None

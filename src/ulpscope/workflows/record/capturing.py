@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Capture`: the object that the user holds. A path becomes a sink, and the sink feeds a session."""
+"""Define `Capture`, the object that the user holds. A path becomes a sink, and the sink feeds a session."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ class Capture:
 
     @staticmethod
     def of_script(into: str | os.PathLike[str], *, seed: int | None = None, **options: Any) -> Capture:
-        """A capture that finds the steps by itself, from optimizer steps."""
+        """Return a capture that finds the steps by itself, from optimizer steps."""
         return _ScriptCapture(into, seed=seed, **options)
 
     @staticmethod
     def into_sink(
         open_sink: Callable[[int], Sink], *, operators: bool = False, functions: Sequence[tuple[Any, str, str]] = (), **options: Any
     ) -> Capture:
-        """A capture that writes no run of ours: `open_sink(rank)` says where records and tensors go.
+        """Return a capture that writes no run of ulpscope's: `open_sink(rank)` makes the sink for records and tensors.
 
         With `operators` the operators of a tensor keep the names that Python has for them (`Tensor.__add__`), as the older tools want.
         `functions` are functions of Python to be recorded as one call each: owner, attribute, and the name of the call.
@@ -110,7 +110,7 @@ class Capture:
 
     @property
     def path(self) -> Path | None:
-        """The folder of this run; None before `start`, or where it could not be made."""
+        """Return the folder of this run; None before `start`, or where it could not be made."""
         return self._path
 
     def start(self) -> None:
@@ -147,7 +147,7 @@ class Capture:
         return sink
 
     def _place_of(self, error: OSError) -> Any:
-        """Where a sink could not be made."""
+        """Return the path where a sink could not be made."""
         return self._into
 
     def _new_session(self, sink: Sink, rank: int, world_size: int) -> CaptureSession | HuntSession:
@@ -180,16 +180,16 @@ class Capture:
         )
 
     def stop(self) -> None:
-        """Stop recording and close the run; everything patched is put back. To start again begins another run beside this one."""
+        """Stop recording, close the run and undo every patch. To start again begins another run beside this one."""
         self._stop(complete=True)
 
     def step(self) -> None:
-        """Say that a training step is over."""
+        """End a training step."""
         if self._session is not None:
             self._session.step()
 
     def pause(self) -> None:
-        """Record nothing until `resume`; the step under way stays open."""
+        """Record nothing until `resume`; the current step stays open."""
         if self._session is not None:
             self._session.pause()
 
@@ -241,7 +241,7 @@ class _ScriptCapture(Capture):
 
 
 class _SinkCapture(Capture):
-    """Records into the sinks of somebody else."""
+    """Records into sinks of another tool's format."""
 
     def __init__(
         self, open_sink: Callable[[int], Sink], *, operators: bool, functions: Sequence[tuple[Any, str, str]], **options: Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run somebody's script or module unchanged, with a capture or a watch around it."""
+"""Run a user's script or module unchanged, with a capture or a hunt around it."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def make_comparable(seed: int | None, *, deterministic: bool) -> None:
 
 
 def run_script(target: str, arguments: list[str], capture: AbstractContextManager[Any], *, is_module: bool = False) -> int:
-    """Run a script as Python would, inside a capture or a watch; the exit code is the script's own.
+    """Run a script as Python would, inside a capture or a hunt; return the script's own exit code.
 
-    Its module stays `__main__`: what it registered with `atexit`, and threads that outlive it, may still pickle what it defined.
+    Its module stays `__main__`: functions that it registered with `atexit`, and threads that outlive it, may still pickle its classes.
     """
     code = None if is_module else _compiled(target)
     sys.argv = [target, *arguments]
@@ -77,7 +77,7 @@ def run_script(target: str, arguments: list[str], capture: AbstractContextManage
 
 
 def _check_module(name: str) -> None:
-    """Refuse a name under which no module can be; nothing is imported for it, since a package is imported under capture."""
+    """Refuse a name that no module can have; nothing is imported for the check, since a package is imported under capture."""
     try:
         is_there = not name.endswith(".py") and find_spec(name.partition(".")[0]) is not None
     except (ImportError, ValueError):
@@ -100,7 +100,7 @@ def _compiled(script: str) -> types.CodeType:
 
 
 def _execute(code: types.CodeType, script: str) -> None:
-    main, path = _new_main(), str(Path(script).absolute())  # where it was called from, also through a link
+    main, path = _new_main(), str(Path(script).absolute())  # the path as called, also through a link
     main.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     exec(code, main)
 
@@ -122,7 +122,7 @@ def _exit_code(leaving: SystemExit) -> int:
 
 
 def _tell_of(error: BaseException) -> None:
-    """Do with an error that ended the script what Python would: give it to the hook, which prints it unless the script has its own."""
+    """Report an error that ended the script as Python would: call the excepthook, which prints it unless the script has its own."""
     frames = _frames_of(error)
     if sys.excepthook is sys.__excepthook__:
         traceback.print_exception(type(error), error, frames)
@@ -137,7 +137,7 @@ def _tell_of(error: BaseException) -> None:
 
 
 def _frames_of(error: BaseException) -> types.TracebackType | None:
-    """The traceback that the script would have on its own, without our frames and the import machinery's above it."""
+    """Return the traceback that the script would have on its own, without ulpscope's frames and the import machinery's above it."""
     frames: Any = error.__traceback__
     while frames is not None and (frames.tb_frame.f_code.co_filename == __file__ or "runpy" in frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next

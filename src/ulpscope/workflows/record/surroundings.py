@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says about the process that made it, and which process of a launch this is."""
+"""Describe the process that makes a run, and name the launch that it belongs to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PACKAGES = ("torch", "torch_npu", "numpy", "triton")
 
 
 def describe_run(world_size: int, options: dict[str, Any], *, seed: int | None = None) -> RunInfo:
-    """Versions, devices, command line and an allow-list of environment variables."""
+    """Describe versions, devices, command line and an allow-list of environment variables."""
     import torch
 
     return RunInfo(
@@ -57,14 +57,14 @@ def describe_run(world_size: int, options: dict[str, Any], *, seed: int | None =
 
 
 def listed(given: Any) -> list[Any]:
-    """One thing, several or none, as a list."""
+    """Return one thing, several or none as a list."""
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def warn_user(text: str) -> None:
-    """Warn, or print where warnings are errors: what goes wrong here must not stop a training."""
+    """Warn, or print where warnings are errors: a problem here must not stop a training."""
     try:
         warnings.warn(text, CaptureWarning, stacklevel=3)
     except Warning:
@@ -75,7 +75,7 @@ def _versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:
         try:
-            loaded = getattr(sys.modules.get(package), "__version__", None)  # which names the build too
+            loaded = getattr(sys.modules.get(package), "__version__", None)  # __version__ names the build too
             found[package] = str(loaded or metadata.version(package))
         except metadata.PackageNotFoundError:
             continue
@@ -104,7 +104,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def launch_name(world_size: int) -> str | None:
-    """What the processes of one launch share and no other launch has; None for a process on its own."""
+    """Return a name that the processes of one launch share and no other launch has; None for a process on its own."""
     if world_size <= 1:
         return None
     elastic = os.environ.get("TORCHELASTIC_RUN_ID", "none")

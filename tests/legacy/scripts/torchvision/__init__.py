@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for torchvision, of which there is no build for a CPU torch of this version."""
+"""Stand in for torchvision, of which there is no build for a CPU torch of this version."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old import name; see ulpscope.compat.checker."""
+"""Hold the old paths of the checker's commands; see ulpscope.compat.checker."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old path of the command; see ulpscope.compat.checker.run_overflow_check."""
+"""Run ulpscope.compat.checker.run_overflow_check at the old path of the command."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old path of the command; see ulpscope.compat.checker.run_ut."""
+"""Run ulpscope.compat.checker.run_ut at the old path of the command."""
 
 import sys
 

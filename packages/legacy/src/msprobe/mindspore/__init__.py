@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old import name; see ulpscope.compat.msprobe.mindspore."""
+"""Re-export ulpscope.compat.msprobe.mindspore under the old import name."""
 
 from ulpscope.compat.msprobe.mindspore import MsprobeStep, PrecisionDebugger, seed_all
 

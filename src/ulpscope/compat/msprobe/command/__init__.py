@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `msprobe` and its subcommands."""
+"""Run the command `msprobe` and its subcommands."""

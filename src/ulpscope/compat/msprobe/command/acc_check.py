@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe acc_check` and `multi_acc_check`, in 1.x `run_ut` and `multi_run_ut`: every API of a dump.json run alone.
+"""Run `msprobe acc_check` and `multi_acc_check`, in 1.x `run_ut` and `multi_run_ut`: check every API of a dump.json alone.
 
 accuracy_checking_result_{time}.csv     one row for each API: pass, warning, error or SKIP for forward and backward
 accuracy_checking_details_{time}.csv    one row for each result, with its figures under the headings that msprobe gives them
@@ -42,7 +42,7 @@ DETAIL_COLUMNS = ("API Name", "Bench Dtype", "DEVICE Dtype", "Shape", *_FIGURES,
 
 
 def run_check(given: argparse.Namespace) -> int:
-    """The command; 0 where the check ran to its end, whatever it found."""
+    """Run the command; return 0 if the check ran to its end, whatever it found."""
     dump: Path = given.api_info_file
     if not dump.is_file():
         raise InputError(f"there is no '{dump}': give the dump.json whose APIs are to be checked")
@@ -95,7 +95,7 @@ def _jobs(given: argparse.Namespace) -> tuple[int, tuple[str, ...]]:
 
 
 def existing_device(index: int) -> str:
-    """The accelerator of that index, or the CPU where there is no accelerator at all."""
+    """Return the accelerator of that index, or the CPU where there is no accelerator at all."""
     import torch
 
     device = best_device(index)
@@ -107,7 +107,7 @@ def existing_device(index: int) -> str:
 
 
 def _listed(chosen: TaskConfig) -> list[str]:
-    """White and black list as a selection: what both name is not checked."""
+    """Turn white and black list into a selection; a name in both lists is not checked."""
     if chosen.white_list:
         wanted = [name for name in chosen.white_list if name not in chosen.black_list]
         if not wanted:
@@ -117,7 +117,7 @@ def _listed(chosen: TaskConfig) -> list[str]:
 
 
 class _Names:
-    """The calls of a dump by the name that msprobe gives them, and by ours."""
+    """The calls of a dump, by msprobe's name and by ulpscope's."""
 
     def __init__(self, dump: Path) -> None:
         self._dump = dump
@@ -132,11 +132,11 @@ class _Names:
         return iter(self._ours)
 
     def without(self, keys: Iterable[str]) -> list[str]:
-        """A selection that leaves these out."""
+        """Return a selection that leaves these calls out."""
         return [f"!{self._ours[key]}" for key in keys if key in self._ours]
 
     def repeated(self) -> Iterator[str]:
-        """Calls whose operation, arguments, dtypes, shapes and extremes an earlier call had already."""
+        """Yield calls whose operation, arguments, dtypes, shapes and extremes an earlier call had already."""
         seen: set[tuple[object, ...]] = set()
         for call in read_written(self._dump).calls:
             key, _, phase = call.name.rpartition(".")
@@ -155,7 +155,7 @@ def _arguments(call: WrittenCall) -> Iterator[tuple[object, ...]]:
 
 
 def _earlier(path: Path | None, names: _Names) -> list[list[str]]:
-    """The rows of a check that broke off; refused where they belong to another dump."""
+    """Read the rows of a check that broke off; refuse rows of another dump."""
     if path is None:
         return []
     rows = finished_apis(path)
@@ -183,7 +183,7 @@ def _detail(one: CheckDetail) -> list[str]:
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A csv file; texts that a spreadsheet would run are shown instead."""
+    """Write a csv file; a text that a spreadsheet would run as a formula gets an apostrophe."""
     with replacing(path) as temporary, temporary.open("x", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(columns)

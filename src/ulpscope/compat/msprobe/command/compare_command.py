@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe compare`: what was typed becomes one comparison. With -i it is that of 1.x, with -tp and -gp that of 26.x."""
+"""Run `msprobe compare` as one comparison: with -i that of 1.x, with -tp and -gp that of 26.x."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BYTES = 1 << 20
 
 
 def run_compare(given: argparse.Namespace) -> int:
-    """The command; 0 where a result was written."""
+    """Run the command; return 0 if a result was written."""
     _refuse_what_is_not_there(given)
     is_old = given.input_path is not None
     options = CompareOptions(

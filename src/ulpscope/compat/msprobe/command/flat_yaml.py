@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The little of YAML that mapping files need: one level of names with a text or a list of texts, and comments.
+"""Read the little of YAML that mapping files need: one level of names with a text or a list of texts, and comments.
 
 NPU.npu_fusion_attention.4.forward.input.0: Functional.scaled_dot_product_attention.4.forward.input.0
 api: [Distributed.all_reduce, Distributed.broadcast]
@@ -23,7 +23,7 @@ _COMMENT = re.compile(r"(^|\s)#.*")
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """A file of `name: name` lines."""
+    """Read a file of `name: name` lines."""
     values = read_lists(path)
     several = next((name for name, value in values.items() if len(value) != 1), None)
     if several is not None:
@@ -32,7 +32,7 @@ def read_names(path: Path) -> dict[str, str]:
 
 
 def read_lists(path: Path) -> dict[str, list[str]]:
-    """A file of names with one text or a list of texts each."""
+    """Read a file of names with one text or a list of texts each."""
     found: dict[str, list[str]] = {}
     last = ""
     for number, raw in enumerate(_lines(path), 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe graph_visualize`: where that draws a graph for TensorBoard, our page of the comparison opens in any browser."""
+"""Run `msprobe graph_visualize`: the old tool draws a graph for TensorBoard; ulpscope writes its page, which opens in any browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["run_graph"]
 
 
 def run_graph(given: argparse.Namespace) -> int:
-    """Compare two dumps into a page; a single dump is looked at with `ulpscope show`."""
+    """Compare two dumps into a page; for a single dump, name `ulpscope show` instead."""
     from ulpscope.workflows.compare.comparing import compare_runs
 
     if given.golden_path is None:

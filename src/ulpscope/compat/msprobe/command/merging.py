@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe merge_result`: chosen columns of the results of several ranks side by side, one sheet for each column.
+"""Run `msprobe merge_result`: put chosen columns of the results of several ranks side by side, one sheet for each column.
 
-The results are csv files, or xlsx where openpyxl is installed. Rows are named by `NPU Name`; a rank that has no number there shows the two
+The results are csv files, or xlsx where openpyxl is installed. Rows are named by `NPU Name`. A rank without a number there shows the two
 maxima instead, as the old tool does.
 """
 
@@ -57,7 +57,7 @@ def run_merge(given: argparse.Namespace) -> int:
 
 
 def _files(folder: Path) -> dict[int, Path]:
-    """The newest result of each rank."""
+    """Find the newest result of each rank."""
     if not folder.is_dir():
         raise InputError(f"'{folder}' is no folder: give the one with the results of the ranks")
     found = [(match, entry) for entry in sorted(folder.iterdir()) if (match := _RESULT.fullmatch(entry.name))]
@@ -70,7 +70,7 @@ def _is_wanted(name: str, apis: list[str]) -> bool:
 
 
 def _table(path: Path) -> dict[str, dict[str, Cell]]:
-    """The rows of a result by NPU Name."""
+    """Read the rows of a result by NPU Name."""
     if path.stat().st_size > _MOST_BYTES:
         raise InputError(f"'{path}' is larger than {_MOST_BYTES >> 30} GiB, which no result is; give another folder")
     try:

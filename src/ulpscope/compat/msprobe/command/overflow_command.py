@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe run_overflow_check`: is an overflow normal? And `msprobe overflow_check`: which call made the first inf or NaN, across ranks?"""
+"""Run the two overflow commands of msprobe.
+
+`run_overflow_check` tells whether an overflow is normal; `overflow_check` finds the call that made the first inf or NaN, across ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _ENTRY = ("input_args", "input_kwargs", "input", "output")
 
 
 def run_overflow_check(given: argparse.Namespace) -> int:
-    """Run the APIs of an overflow dump again; 0 where that ran to its end."""
+    """Run the APIs of an overflow dump again; return 0 if that ran to its end."""
     if not given.api_info_file.is_file():
         raise InputError(f"there is no '{given.api_info_file}': give the dump.json of an overflow dump")
     check = check_run(
@@ -40,7 +43,7 @@ def run_overflow_check(given: argparse.Namespace) -> int:
 
 
 def run_anomaly_analyze(given: argparse.Namespace) -> int:
-    """Write anomaly_analyze_{ns}.json: for each rank the calls that made inf or NaN, the first first."""
+    """Write anomaly_analyze_{ns}.json: for each rank the calls that made inf or NaN, in order."""
     if not given.input_path.is_dir():
         raise InputError(f"'{given.input_path}' is no folder: give the folder of a step, with its rank folders")
     run = open_run(given.input_path)
@@ -80,7 +83,7 @@ def _node(event: NonFiniteEvent, record: CallRecord | None, folder: Path) -> dic
 
 
 def _entry(folder: Path, event: NonFiniteEvent, name: str) -> dict[str, Any]:
-    """The call as its dump.json describes it."""
+    """Return the call as its dump.json describes it."""
     names = (f"rank{event.rank}", f"step{event.step}/rank{event.rank}", "")
     files = [folder / part / "dump.json" for part in names] + sorted(folder.glob("[rp]*/dump.json"))[:1]
     for file in files:

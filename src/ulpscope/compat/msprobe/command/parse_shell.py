@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe parse`: the shell for dumps of Ascend's runtime, with `cad` and with `vc` on what `cad` converted. With -d, a plain conversion.
+"""Run `msprobe parse`: a shell for dumps of Ascend's runtime, with `cad` and with `vc` on converted folders. With -d, only convert.
 
 Parse >>> cad -m my_dump/20240101000000/0     the dump files as .npy, in folders by the operator's name and its time
 Parse >>> vc -m converted/a -g converted/b    two such trees compared into batch_compare_{time}.csv
@@ -65,7 +65,7 @@ def _cad() -> ShellParser:
 
 
 class MsprobeShell(ParseShell):
-    """The shell of msprobe: as the one before it, with cad and without pk."""
+    """The shell of msprobe: that of ptdbg with cad and without pk."""
 
     parsers: ClassVar[dict[str, ShellParser]] = {**PARSERS, "cad": _cad()}
     about = ParseShell.about.replace(
@@ -84,7 +84,7 @@ class MsprobeShell(ParseShell):
 
 
 def run_parse(given: argparse.Namespace) -> int:
-    """The shell, or with -d the conversion of one dump."""
+    """Open the shell, or with -d convert one dump."""
     if given.dump_path is None:
         main(MsprobeShell)
         return 0
@@ -112,7 +112,7 @@ def _save_as_pt(path: Path, folder: Path) -> Iterator[str]:
 
 
 def _all_files(folder: Path, depth: int = 0) -> Iterator[AclFile]:
-    """The dump files of a folder and of the folders in it."""
+    """Yield the dump files of a folder and of the folders in it."""
     yield from (file for file in acl_files(folder) if not file.is_statistics)
     if depth < _DEEPEST:
         with os.scandir(folder) as entries:
@@ -158,7 +158,7 @@ def _compare(given: argparse.Namespace) -> None:
 
 
 def _operators(path: Path) -> dict[str, list[Path]]:
-    """The times of each operator in a tree that cad made; empty where it is none."""
+    """Find the times of each operator in a tree that cad made; empty where it is none."""
     found: dict[str, list[Path]] = {}
     for operator in sorted(path.iterdir()) if path.is_dir() else ():
         times = [entry for entry in operator.iterdir() if entry.is_dir() and _TIME.fullmatch(entry.name)] if operator.is_dir() else []
@@ -173,7 +173,7 @@ def _slots(folder: Path) -> dict[str, Path]:
 
 
 def _rows(target: dict[str, list[Path]], golden: dict[str, list[Path]]) -> Iterator[Sequence[object]]:
-    """An operator's first time with its first, its second with its second; what has no partner says so."""
+    """Yield rows that pair an operator's first time with its first, its second with its second; a row without partner says so."""
     for operator in dict.fromkeys((*target, *golden)):
         ours, theirs = target.get(operator, []), golden.get(operator, [])
         for at in range(max(len(ours), len(theirs))):

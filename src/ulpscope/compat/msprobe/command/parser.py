@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `msprobe`, as 1.x (`msprobe -f pytorch compare -i compare.json`) and as 26.x (`msprobe compare -tp A -gp B`) spell it.
+"""Parse the command `msprobe`, as 1.x (`msprobe -f pytorch compare -i compare.json`) and as 26.x (`msprobe compare -tp A -gp B`) spell it.
 
-Help and mistakes need no framework: what a command does is imported when it runs. Exit codes: 0 the command ran to its end, whatever it
-found, as it always was; 2 it could not, and one sentence says why.
+Help and mistakes need no framework: the code of a command is imported when it runs. Exit codes: 0 the command ran to its end, whatever it
+found, as in the old tool; 2 it could not, and one sentence says why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Options: TypeAlias = argparse.Namespace
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: its line of help, an example, its options and what it does."""
+    """One command: its line of help, an example, its options and the function that runs it."""
 
     about: str
     example: str
@@ -39,7 +39,7 @@ class Command:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    if arguments is None:  # a process of our own
+    if arguments is None:  # called as a program, not from a script
         keep_triton_out()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -60,7 +60,7 @@ def _complain(sentence: str, code: int = 2) -> int:
 
 
 def _framework(words: list[str]) -> tuple[Framework | None, list[str]]:
-    """The framework that 1.x wants to know, and the rest."""
+    """Split off the framework that 1.x asks for."""
     if not words or (words[0] not in ("-f", "--framework") and not words[0].startswith("--framework=")):
         return None, words
     name, rest = (words[0].partition("=")[2], words[1:]) if "=" in words[0] else ((words[1:2] or [""])[0], words[2:])
@@ -319,7 +319,7 @@ COMMANDS: dict[str, Command] = {
 }
 _INSTEAD = {
     "config_check": "compare two recorded runs with 'ulpscope compare A B', which names settings, seeds, batches and weights that differ.",
-    "data2db": "a watched run is its own database; look at it with 'ulpscope watch RUN'.",
+    "data2db": "a health run is its own database; look at it with 'ulpscope health RUN'.",
     "offline_dump": "it runs ONNX and OM models through CANN; nothing in ulpscope does.",
     "install_deps": "nothing has to be downloaded; 'pip install ulpscope[torch,xlsx]' is all.",
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe api_precision_compare`: the checks of two devices against each other, by the ratios of their errors.
+"""Run `msprobe api_precision_compare`: compare the checks of two devices, by the ratios of their errors.
 
 api_precision_compare_result_{time}.csv     one row for each API
 api_precision_compare_details_{time}.csv    one row for each result: every figure, what it means, and the standard that was taken
@@ -55,7 +55,7 @@ _STANDARDS = {
 
 
 def run_precision_compare(given: argparse.Namespace) -> int:
-    """The command; 0 where the tables were written, whatever is in them."""
+    """Run the command; return 0 if the tables were written, whatever is in them."""
     if not given.out_path.is_dir():
         raise InputError(f"the out_path '{given.out_path}' is no folder; make it first")
     comparison = compare_devices(given.npu_csv_path, given.gpu_csv_path, edition="2024" if given.framework else "26.2")
@@ -70,7 +70,7 @@ def run_precision_compare(given: argparse.Namespace) -> int:
 
 
 def _results(comparison: DeviceComparison) -> Iterator[list[str]]:
-    """One row for each API, in the order of the table; its worst result counts."""
+    """Yield one row for each API, in the order of the table; its worst result counts."""
     pairs: dict[str, list[DevicePair]] = {}
     for pair in comparison.pairs:
         pairs.setdefault(pair.row.call, []).append(pair)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""advisor_{time}.txt of 1.x: the first row that is not accurate and what to look at, in the words of the tool before it."""
+"""Write advisor_{time}.txt of 1.x: the first row that is not accurate and what to look at, in the words of ptdbg."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_old_advice(calls: Sequence[WrittenCallPair], rows: Sequence[ResultRow]
 
 
 def _old_names(call: WrittenCallPair) -> Iterator[str]:
-    """`Functional_conv2d_0_forward_input.0`, as the advice knows them."""
+    """Yield names as the advice knows them: `Functional_conv2d_0_forward_input.0`."""
     for pair in call.values:
         value, owner = (pair.subject, call.subject) if pair.subject else (pair.reference, call.reference)
         assert value is not None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of msprobe is looked for by on the other side. Calls are partners when these names are equal.
+"""Name each call of msprobe for matching: calls with equal names on both sides are partners.
 
-Backward calls that are left over are partners in the order in which they ran, which is what a side that computes activations again needs:
-its calls have higher numbers. Fuzzy matching leaves the numbers of calls out and aligns what ran in order.
+Leftover backward calls are partners in the order in which they ran. A side that recomputes activations needs this: its calls have higher
+numbers. Fuzzy matching drops the numbers of calls and aligns them by the order of execution.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SAME_WITH_MAPPING = ("Torch.", "Functional.", "Tensor.")
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """How names of the target read on the golden side. `rows` and `cells` come from mapping files.
+    """The names of the target as they read on the golden side. `rows` and `cells` come from mapping files.
 
     `frameworks` is for a MindSpore target and a PyTorch golden: prefixes of the one read as those of the other. With `apis` the prefix of a
     call does not matter at all: an operation may be a function here and a method there.
@@ -38,7 +38,7 @@ class Translation:
     apis: bool = False
 
     def call(self, name: str) -> str:
-        """The name of a target's call on the golden side."""
+        """Return the name of a target's call on the golden side."""
         prefix, dot, rest = name.partition(".")
         if self.frameworks:
             name = f"{_FRAMEWORKS.get(prefix, prefix)}{dot}{rest}"
@@ -46,7 +46,7 @@ class Translation:
         return f"{name.partition('.')[0]}.{self._cell(match['place'])}.{match['rest']}" if match else self.golden(name)
 
     def golden(self, name: str) -> str:
-        """What a call of the golden side is looked for by."""
+        """Return the name to match a call of the golden side by."""
         if self.apis and name.startswith(_SAME_WITH_MAPPING):
             return f"api.{name.partition('.')[2]}"
         return f"{name}.0" if name.endswith(".parameters_grad") else name  # 1.x does not count these
@@ -61,7 +61,7 @@ class Translation:
 
 
 def pair_calls(target: WrittenDump, golden: WrittenDump, translation: Translation, *, fuzzy: bool = False) -> list[WrittenCallPair]:
-    """All calls of both dumps in the order of the target; what only the golden side has stands where it ran."""
+    """Pair all calls of both dumps in the order of the target; a call that only the golden side has stands where it ran."""
     names = [translation.call(call.name) for call in target.calls], [translation.golden(call.name) for call in golden.calls]
     ours, theirs = map(_names, names)
     return pair_written(target.calls, golden.calls, (ours, theirs), aligned=fuzzy, rows=translation.rows)
@@ -73,7 +73,7 @@ def _names(full: list[str]) -> CallNames:
 
 
 def _without_count(name: str) -> str:
-    """A name without the number of the call: `Functional.linear.3.backward` is `Functional.linear.backward`."""
+    """Drop the number of the call from a name: `Functional.linear.3.backward` becomes `Functional.linear.backward`."""
     if match := _API.fullmatch(name):
         return f"{match['op']}.{match['phase']}"
     match = _MODULE.fullmatch(name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compare` of msprobe: two dumps in, the table that its users know out, and our own finding and page beside it.
+"""Run `compare` of msprobe: two dumps in, the table that its users know out, with ulpscope's own finding and page beside it.
 
 Dumps are compared by their tensors where both have them, by checksums where both have those, else by statistics. A dump is a dump.json, or
-a folder of ranks or steps; ranks are partners by their numbers. What only one side has is told and has rows of its own.
+a folder of ranks or steps; ranks are partners by their numbers. A call on only one side is reported and has rows of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["CompareOptions", "compare", "compare_distributed", "compare_paths"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions:
-    """What a comparison was asked for, whichever door it came through."""
+    """The options of a comparison, from any of the doors."""
 
     edition: Edition = "26.x"
     xlsx: bool = False
@@ -95,7 +95,7 @@ def _old_options(stack_mode: object, auto_analyze: object, fuzzy_match: object) 
 
 
 def read_param(param: Mapping[str, Any]) -> tuple[Path, Path, Path | None, bool]:
-    """Target, golden, stacks and whether to log, from what compare.json or a script says; both spellings of the keys."""
+    """Read target, golden, stacks and whether to log, from a compare.json or a script; both spellings of the keys count."""
     if not isinstance(param, Mapping):
         raise InputError(f"the parameters of a comparison have to be an object with npu_path and bench_path, not {type(param).__name__}")
     paths = [param.get(f"{side}_path") or param.get(f"{side}_json_path") for side in ("npu", "bench", "stack")]
@@ -110,7 +110,7 @@ def read_param(param: Mapping[str, Any]) -> tuple[Path, Path, Path | None, bool]
 
 @rare_collections()
 def compare_paths(target: Path, golden: Path, output: Path, options: CompareOptions) -> list[Path]:
-    """Compare two dumps into tables in `output`, with our page, and tell our finding; returns the tables."""
+    """Compare two dumps into tables in `output`, write the page and print the finding; return the tables."""
     places = find_places(target, golden)
     for remark in places.remarks:
         print_warning(remark)
@@ -150,7 +150,7 @@ def _compare_place(places: Places, number: int, folder: Path, stamp: str, option
 
 
 def _mode(target: WrittenDump, golden: WrittenDump) -> Mode:
-    """What both dumps allow; values can always be compared by their statistics."""
+    """Choose the way to compare that both dumps allow; values can always be compared by their statistics."""
     modes = target.mode, golden.mode
     if modes[0] == modes[1]:
         return modes[0]
@@ -205,7 +205,7 @@ def _tell_table(table: Path, calls: Sequence[WrittenCallPair], rows: Sequence[Re
 
 
 def _opened(places: Places) -> tuple[Run, Run]:
-    """Both dumps as runs of ours, each pair of files at the same rank and step."""
+    """Open both dumps as runs, each pair of files at the same rank and step."""
     numbers = [(pair.rank, pair.step) for pair in places.pairs]
     target = dict(zip(numbers, (pair.target for pair in places.pairs), strict=True))
     golden = dict(zip(numbers, (pair.golden for pair in places.pairs), strict=True))

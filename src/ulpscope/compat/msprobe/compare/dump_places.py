@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which dump.json is compared with which: two files, or the ranks and steps of two folders.
+"""Find which dump.json is compared with which: two files, or the ranks and steps of two folders.
 
 dump/step0/rank0/dump.json      a folder may be given at any of these levels, on each side at another
 """
@@ -33,7 +33,7 @@ class PlacePair:
     is_folder: bool = True
 
     def suffix(self, *, both: bool) -> str:
-        """What the names of its results carry: the folder of the target's rank, or those of both."""
+        """Return the suffix of its result files: the folder of the target's rank, or those of both."""
         if not self.is_folder:
             return ""
         names = [file.parent.name for file in (self.target, self.golden)]
@@ -42,7 +42,7 @@ class PlacePair:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """All pairs of two dumps, and what is left out."""
+    """All pairs of two dumps, and remarks on those left out."""
 
     target: Path
     golden: Path
@@ -55,7 +55,7 @@ class Places:
 
 
 def find_places(target: Path, golden: Path) -> Places:
-    """Pair what two paths hold."""
+    """Pair the dump files of two paths."""
     for path in (target, golden):
         if not path.exists():
             raise InputError(f"there is no '{path}': give a dump.json, or the folder of a step that holds rank folders")
@@ -78,7 +78,7 @@ def _folders(target: Path, golden: Path) -> Places:
 
 
 def _steps(folder: Path) -> dict[int, dict[int, Path]]:
-    """The dump files of a folder by step and rank; the step is 0 where the folder is one step."""
+    """Find the dump files of a folder by step and rank; the step is 0 where the folder is one step."""
     ranks = _ranks(folder)
     if ranks:
         return {0: ranks}
@@ -107,7 +107,7 @@ def _dump_file(folder: Path) -> Path | None:
 
 
 def _common(ours: dict[int, _T], theirs: dict[int, _T], what: str, remarks: list[str]) -> dict[int, tuple[_T, _T]]:
-    """By number; one against one whatever their numbers; in order where no number is common."""
+    """Pair by number; one against one whatever their numbers; in order where no number is common."""
     numbers = sorted(set(ours) & set(theirs))
     if (len(ours) == 1 and len(theirs) == 1) or (not numbers and len(ours) == len(theirs)):
         return {number: pair for number, pair in zip(ours, zip(ours.values(), theirs.values(), strict=True), strict=True)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""diff_analyze_{ns}.json: the calls where two runs part, by our findings, each with its numbers and its stack.
+"""Write diff_analyze_{ns}.json: the calls where two runs part, by ulpscope's findings, each with its numbers and its stack.
 
 {"rank_0": [{"op_name": ..., "finding": ..., "data_info": {"input": {...}, "output": {...}}, "stack_info": [...]}]}
 """
@@ -63,7 +63,7 @@ def _node(finding: Finding, call: JudgedCall | None) -> dict[str, Any]:
 
 
 def frames_of(stack: Any) -> list[str]:
-    """A stack as the lines of stack.json."""
+    """Return a stack as the lines of stack.json."""
     return [f"File {frame.file}, line {frame.line}, in {frame.function}, \n {frame.code}" for frame in stack]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GradComparator`: two folders of the gradient probe, and how many signs of each gradient agree at each step.
+"""Run `GradComparator`: count how many signs of each gradient agree at each step, in two folders of the gradient probe.
 
     rank0/similarities.csv                     a row of steps, a row for each parameter, and one for all of them (`summary`)
     rank0/similarities_picture/NAME_similarities.png
@@ -35,7 +35,7 @@ _Path = str | os.PathLike[str]
 
 
 class GradComparator:
-    """Compares what two runs of the task grad_probe left, at levels L1 and L2.
+    """Compares the files that two runs of the task grad_probe left, at levels L1 and L2.
 
     >>> GradComparator.compare_distributed("./npu_grad", "./gpu_grad", "./result")  # doctest: +SKIP
     """
@@ -61,7 +61,7 @@ class GradComparator:
 
 
 def suspicions(steps: Sequence[int], similarities: dict[str, list[float]]) -> Iterator[tuple[int, str, str]]:
-    """Where gradients begin to differ: step, parameter and why, each parameter once.
+    """Yield where gradients begin to differ: step, parameter and why, each parameter once.
 
     >>> list(suspicions([0, 1], {"a": [0.99, 0.95], "b": [0.9, 0.9]}))
     [(1, 'a', 'falls from 0.990 to 0.950'), (0, 'b', 'is 0.900 at first')]
@@ -97,7 +97,7 @@ def _numbered(path: Path, kind: str) -> Iterator[re.Match[str]]:
 
 
 def _ordered_names(first: Path, second: Path, steps: Sequence[int]) -> list[str]:
-    """The parameters that both sides have at every step, in the order of the model where a summary tells it."""
+    """List the parameters that both sides have at every step, in the order of the model where a summary tells it."""
     names: set[str] | None = None
     for folder in (side / f"step{step}" for side in (first, second) for step in steps):
         here = {file.stem for file in folder.glob("*.npy")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result files as csv or xlsx under names with the time in them. What a spreadsheet would run as a formula is shown instead."""
+"""Write result files as csv or xlsx under names with the time in them. A text that a spreadsheet would run is defused."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ulpscope.report.replacing import replacing
 __all__ = ["fresh_stamp", "output_folder", "write_cells", "write_csv", "write_xlsx"]
 
 _ROWS_A_SHEET = 1_048_500
-_LONGEST_TEXT = 32_767  # of an Excel cell
-_LARGEST_NUMBER = 9.99999999999999e307  # likewise
+_LONGEST_TEXT = 32_767  # the most characters that an Excel cell holds
+_LARGEST_NUMBER = 9.99999999999999e307  # the largest number that an Excel cell holds
 _FILLS = {"red": "#FF0000", "yellow": "#FFFF00"}
 _OPTIONS = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "use_zip64": True}
 
 
 def output_folder(path: Path) -> Path:
-    """The folder, made where it is missing."""
+    """Return the folder; make it where it is missing."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -35,7 +35,7 @@ def output_folder(path: Path) -> Path:
 
 
 def fresh_stamp(folder: Path) -> str:
-    """The time to the second, later where a result of that second is there already."""
+    """Return the time to the second, or a later second if a result of that second exists already."""
     now = time.time()
     while any(folder.glob(f"*_{(stamp := time.strftime('%Y%m%d%H%M%S', time.localtime(now)))}.*")):
         now += 1
@@ -52,7 +52,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[ResultRow]) -> 
 
 
 def write_xlsx(path: Path, columns: Sequence[str], rows: Sequence[ResultRow]) -> None:
-    """Write a result as xlsx, its bad rows red or yellow, on as many sheets as it takes."""
+    """Write a result as xlsx, its bad rows red or yellow, on as many sheets as needed."""
     sheets = {
         f"Sheet{number + 1}": rows[start : start + _ROWS_A_SHEET] for number, start in enumerate(range(0, max(len(rows), 1), _ROWS_A_SHEET))
     }
@@ -93,5 +93,5 @@ def _write_cell(sheet: Any, row: int, place: int, cell: Cell, fill: Any) -> None
 
 
 def _safe(text: str) -> str:
-    """The words for infinities stay as they are; what else begins like a formula is shown as a text."""
+    """Defuse a text that begins like a formula; the words for infinities stay as they are."""
     return text if text == "-inf" else defused(text)

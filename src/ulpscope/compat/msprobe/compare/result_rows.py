@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns of the result files of msprobe, 1.x and 26.x, and what stands in each cell. `NPU` is the target, `Bench` the golden side."""
+"""Fill the result files of msprobe, 1.x and 26.x: their columns and each cell. `NPU` is the target, `Bench` the golden side."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class ResultRow:
 
 
 def columns(edition: Edition, mode: Mode, *, stacks: bool) -> tuple[str, ...]:
-    """The headings of a result file."""
+    """Return the headings of a result file."""
     extra = (*((_STACK,) if stacks else ()), *((_DATA_NAME,) if (edition, mode) == ("26.x", "tensor") else ()))
     return (*_COLUMNS[edition, mode], *extra)
 
 
 def result_rows(call: WrittenCallPair, rows: Sequence[MeasuredPair], edition: Edition, mode: Mode, *, stacks: bool) -> Iterator[ResultRow]:
-    """The lines of one call."""
+    """Yield the lines of one call."""
     stack = call.subject.stack if call.subject else ""
     judge = _old_endings if edition == "1.x" else _new_endings
     for at, (row, ending) in enumerate(zip(rows, judge(call, rows, mode), strict=True)):
@@ -95,7 +95,7 @@ def _statistics(side: WrittenValue | None) -> list[Cell]:
 
 
 def _shown(value: Cell) -> Cell:
-    """A number as a number; NaN and infinities as the words that a table can hold."""
+    """Return a number as it is; NaN and infinities become the words that a table can hold."""
     if type(value) is float and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
@@ -116,7 +116,7 @@ def _tensor_middle(row: MeasuredPair, edition: Edition) -> list[Cell]:
 
 
 def number_cells(found: OldNumbers) -> list[Cell]:
-    """Cosine, distance, MaxAbsErr, MaxRelativeErr and the two shares, or the word that stands where there is none."""
+    """Return Cosine, distance, MaxAbsErr, MaxRelativeErr and the two shares, or the word for a missing number."""
     word = _UNSUPPORTED if found.failure else cosine_word(found)
     numbers = (found.cosine, found.euclidean, found.max_abs, found.max_rel, found.within_1e3, found.within_5e3)
     return [word if number is None else number for number in numbers]
@@ -196,5 +196,5 @@ def _old_accuracy(row: MeasuredPair) -> tuple[str, str]:
 
 
 def is_good(value: Any) -> bool:
-    """Whether the word of a row means that nothing is wrong with it."""
+    """Tell whether the word of a row means that nothing is wrong with it."""
     return value in ("pass", "Pass", "Yes", "")

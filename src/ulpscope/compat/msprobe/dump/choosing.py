@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls a dump takes, by their old names: `scope`, `list`, `data_mode` and `tensor_list` of a task.
+"""Choose the calls that a dump takes, by their old names: `scope`, `list`, `data_mode` and `tensor_list` of a task.
 
-`scope` opens with the first full name and closes after the second. An item of `list` stands for every name that has it in it, and at level
-mix a module stands for everything inside it as well. Of `data_mode` a half that is not named is whole: input is inputs of both phases.
+`scope` opens with the first full name and closes after the second. An item of `list` stands for every name that contains it, and at level
+mix a module stands for everything inside it as well. If `data_mode` names only a phase, or only input or output, it means both halves of
+the other: "input" is the inputs of both phases.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MODULE = re.compile(r"(Module|Cell)\..+\.(forward|backward)\.\d+")
 
 
 def check_scope(config: DebuggerConfig) -> None:
-    """A scope holds full names that its level can have."""
+    """Check that a scope holds full names that its level can have."""
     for name in config.options.scope:
         is_module, is_api = bool(_MODULE.fullmatch(name)), bool(_API.fullmatch(name))
         fits = {"L0": is_module, "L1": is_api and not is_module}.get(config.level, is_module or is_api)
@@ -32,7 +33,7 @@ def check_scope(config: DebuggerConfig) -> None:
 
 
 class Choice:
-    """What one dump wants. `begins` is asked as each call begins, `wants` when its record is written."""
+    """The calls that one dump wants. `begins` is asked as each call begins, `wants` when its record is written."""
 
     def __init__(self, options: TaskConfig, names: Names, *, expands: bool) -> None:
         self._first, self._last = options.scope or ("", "")
@@ -53,7 +54,7 @@ class Choice:
 
     @property
     def needs_backward(self) -> bool:
-        """Whether anything of a backward pass can be wanted."""
+        """Tell whether anything of a backward pass can be wanted."""
         is_in_scope = not self._first or "backward" in self._first or "backward" in self._last
         return "backward" in self._modes and is_in_scope
 
@@ -61,11 +62,11 @@ class Choice:
         return phase in self._modes and role in self._modes
 
     def keeps_values(self, name: str) -> bool:
-        """Whether tensor_list asks for the values of this call too."""
+        """Tell whether tensor_list asks for the values of this call too."""
         return any(word in name for word in self._saved)
 
     def begins(self, module: str, call: CallName) -> bool:
-        """Whether a call may be wanted in either phase."""
+        """Tell whether a call may be wanted in either phase."""
         name = self._names.name(module, call)
         if name is None or (self.only_unit and call.op not in self._names.units):
             return False
@@ -90,7 +91,7 @@ class Choice:
         return any(word in candidate for word in self._words for candidate in candidates)
 
     def _is_within(self, name: str, module: str) -> bool:
-        """The state of the scope as a forward call begins; a module stays open until something outside it begins."""
+        """Tell whether a forward call is in scope as it begins; a module stays open until something outside it begins."""
         if not self._first:
             return True
         if self._closes_at is not None and not f"{module}.".startswith(f"{self._closes_at}."):
@@ -103,7 +104,7 @@ class Choice:
         return is_within
 
     def _is_within_backward(self, name: OldName, module: str) -> bool:
-        """The same for a backward call, which is known when it is over; what a module holds comes before the module itself."""
+        """Tell whether a backward call, which is known once it is over, is in scope; a module's contents come before the module itself."""
         if not self._first:
             return True
         if self._closes_at is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`register_custom_api`: functions of the script's own that are dumped as one call each, `{prefix}.{function}.0.forward`."""
+"""Dump functions of the script's own as one call each, `{prefix}.{function}.0.forward`: `register_custom_api`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def restore_custom_api(module: Any, api: str) -> None:
 
 
 def registered_functions() -> list[tuple[Any, str, str]]:
-    """Owner, attribute and our name of each."""
+    """Return owner, attribute and ulpscope's name of each."""
     return list(_registered.values())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the dumps of msprobe as its 1.x and its 26.x line lay them out; both are read by the real tool.
+"""Write the dumps of msprobe as its 1.x and its 26.x line lay them out; the real tool reads both.
 
     {dump_path}/step0/rank0/dump.json            statistics of every call, `Functional.conv2d.0.forward`
                             stack.json           1.x: by name; 26.x: equal stacks once, with the names they belong to
@@ -43,7 +43,7 @@ _WITHOUT_NUMBERS = ("float8", "float4")
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """What is written of each call. `checksum` is "md5" (the CRC-32 that the old tool calls so), "xor" or nothing."""
+    """Options of a written call. `checksum` is "md5" (the CRC-32 that the old tool calls so), "xor" or empty."""
 
     task: str = "statistics"
     level: str = "L1"
@@ -54,12 +54,12 @@ class DumpOptions:
 
     @property
     def has_data(self) -> bool:
-        """Whether dump.json has entries; the task "structure" writes only stacks and parents."""
+        """Tell whether dump.json has entries; the task "structure" writes only stacks and parents."""
         return self.task != "structure"
 
 
 class MsprobeSink:
-    """One rank of a dump; implements Sink. `folder` says where the step under way goes."""
+    """Writes one rank of a dump; implements Sink. `folder` returns the folder of the current step."""
 
     abilities = SinkAbilities(shows_overwritten=True)
 
@@ -85,7 +85,7 @@ class MsprobeSink:
             self._step = None
 
     def flush(self) -> None:
-        """Write what is known of the step under way; it stays open."""
+        """Write what is known of the current step; it stays open."""
         if self._step is not None:
             self._step.flush()
 
@@ -205,7 +205,7 @@ class _StepFiles:
         self._records.add(name.of("backward"), entry)
 
     def flush(self) -> None:
-        """Parents and, in 26.x, stacks are known at the end only."""
+        """Write parents and, in 26.x, stacks, which are known at the end only."""
         construct = GrowingJson(self._construct)
         for name, parent in self._parents.items():
             construct.add(name, parent)
@@ -220,21 +220,21 @@ class _StepFiles:
 
 
 def json_header(folder: Path, options: DumpOptions) -> tuple[str, str]:
-    """What stands before and behind the entries of dump.json and debug.json."""
+    """Return the texts before and behind the entries of dump.json and debug.json."""
     tensors = str((folder / "dump_tensor_data").absolute()) if options.values != "none" else None
     header = {"task": options.task, "level": options.level, "framework": "pytorch", "dump_data_dir": tensors}
     return f'{json.dumps(header)[:-1]}, "data": {{\n', "\n}}"
 
 
 def _xor(buffer: Any) -> str:
-    """The bytes folded into 64 bits."""
+    """Fold the bytes into 64 bits."""
     data = bytes(buffer)
     words = np.frombuffer(data + bytes(-len(data) % 8), np.uint64)
     return f"0x{int(np.bitwise_xor.reduce(words)) if words.size else 0:016x}"
 
 
 def _position(slot: TensorRecord) -> list[tuple[bool, int | str]]:
-    """Positions first, names after them."""
+    """Return a sort key: positions first, names after them."""
     return [(isinstance(part, str), part) for part in slot.slot.path]
 
 
@@ -243,7 +243,7 @@ def _last(slot: TensorRecord) -> str:
 
 
 class Described:
-    """The values of one entry as the old tool describes them. Where `tensors` is given, each has a file named after the entry."""
+    """Describes the values of one entry as the old tool does. With `tensors`, each has a file named after the entry."""
 
     def __init__(self, tensors: TensorFiles | None, checksums: dict[str, str], name: str, layout: Layout) -> None:
         self._tensors = tensors
@@ -282,7 +282,7 @@ class Described:
         return {name: self.value(part, f"{place}.{name}", slots) for name, part in value.items()}
 
     def nested(self, slots: list[TensorRecord], role: str) -> list[Any]:
-        """Tensors by their paths as nested lists; what is no tensor there is null."""
+        """Nest tensors in lists by their paths; a place without a tensor is null."""
         return _nested({slot.slot.path: self.tensor(slot, _place(role, slot.slot)) for slot in slots})
 
     def tensor(self, slot: TensorRecord, place: str) -> dict[str, Any]:
@@ -318,9 +318,10 @@ def _group(group: dict[tuple[int | str, ...], Any]) -> Any:
 
 
 def numbers_of(slot: TensorRecord, layout: Layout) -> dict[str, Any]:
-    """Max, Min, Mean and Norm as the old tool takes them: NaN spreads, a bool says any and all.
+    """Return Max, Min, Mean and Norm as the old tool takes them: NaN spreads, a bool says any and all.
 
-    Integers and doubles have a mean and a norm in 1.x alone; those of a complex tensor, taken of its magnitudes, are not there.
+    Integers and doubles have a mean and a norm in 1.x alone. The old tool takes those of a complex tensor from its magnitudes; they are not
+    written here.
     """
     summary, dtype = slot.summary, DTYPES.get(slot.dtype)
     if summary is None or dtype is None or summary.numel == 0 or slot.dtype.startswith(_WITHOUT_NUMBERS) or dtype.kind == "complex":
@@ -360,7 +361,7 @@ def _norm(summary: Summary) -> float | None:
 
 
 class _Stacks:
-    """stack.json: by name in 1.x; in 26.x equal stacks once, which is known only at the end."""
+    """Writes stack.json: by name in 1.x; in 26.x each distinct stack once, which is known only at the end."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self._path = path

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What msprobe calls a call: `Functional.conv2d.0.forward`; a module by path, class and a count of its own, `Module.fc1.Linear.forward.0`.
+"""Give calls the names of msprobe: `Functional.conv2d.0.forward`; a module by path, class and own count, `Module.fc1.Linear.forward.0`.
 
-Names are given when a call begins, in the order of execution; a step begins anew.
+Names are given when a call begins, in the order of execution; each step starts again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CUSTOM = "custom."
 
 @dataclass(frozen=True, slots=True)
 class OldName:
-    """A name without its phase; `count` is that of a module, which stands behind the phase."""
+    """A name without its phase; `count` is that of a module, and stands behind the phase."""
 
     stem: str
     count: int | None = None
@@ -34,7 +34,7 @@ class OldName:
 
 @lru_cache(maxsize=8192)
 def old_name(op: str) -> str | None:
-    """The name of an operation of ours without its count; None for what the old tool has no name for.
+    """Return the old name of an operation without its count; None where the old tool has no name.
 
     >>> old_name("functional.conv2d"), old_name("Tensor.__add__"), old_name("torch._assert"), old_name("state.rng")
     ('Functional.conv2d', 'Tensor.__add__', None, None)
@@ -46,12 +46,12 @@ def old_name(op: str) -> str | None:
         return f"Function.{name}"
     if name.startswith("_") and not name.startswith("__") and namespace in ("torch", "Tensor", "functional"):
         return None
-    known = api_name(op)  # `Functional_conv2d`: the two tools share their prefixes
+    known = api_name(op)  # the two tools share prefixes: ptdbg's `Functional_conv2d`
     return None if known is None else known.replace("_", ".", 1)
 
 
 class Names:
-    """The names of one step. `models` as given to `start`: several have their number before each path."""
+    """The names of one step. `models` are those given to `start`: several have their number before each path."""
 
     def __init__(self, models: Any = None) -> None:
         self.units: dict[str, str] = {}
@@ -64,18 +64,18 @@ class Names:
         self._counts: Counter[str] = Counter()
 
     def name(self, module: str, call: CallName) -> OldName | None:
-        """The name of a call; the model itself has none."""
+        """Return the name of a call; the model itself has none."""
         if not call.op.startswith("module."):
             stem = old_name(call.op)
             return OldName(f"{stem}.{call.index}") if stem is not None else None
         return self._modules.get(str(call)) or self._new_module(module, call)
 
     def known(self, call: str) -> OldName | None:
-        """The name of a module call that has begun."""
+        """Return the name of a module call that has begun."""
         return self._modules.get(call)
 
     def around(self, module: str) -> Iterator[OldName]:
-        """The modules that a module path stands in, from the outermost, with the counts that they have now."""
+        """Yield the modules that a module path lies in, from the outermost, with their current counts."""
         parts = module.split(".")
         paths = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
         return (self._running[path] for path in paths if path in self._running)
@@ -98,7 +98,7 @@ class Names:
 
 
 def _numbers(models: Any) -> Sequence[tuple[str, int]]:
-    """The path that capture gives each of several models, and its number; the first has the empty path and is looked at last."""
+    """Return the path that capture gives each of several models, with its number; the first has the empty path and is tried last."""
     if not isinstance(models, list | tuple):
         return ()
     from ulpscope.capture.intercept.modules import ModuleStack

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the old debugger raises to end a training."""
+"""Define the exception that the old debugger raises to end a training."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ __all__ = ["MsprobeException"]
 
 
 class MsprobeException(UlpscopeError):
-    """The job that was asked for is done: the last step is dumped, or as many overflows were seen as config.json allows."""
+    """Raised when the job is done: the last step is dumped, or as many overflows were seen as config.json allows."""

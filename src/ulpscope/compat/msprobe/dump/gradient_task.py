@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task grad_probe: the gradients of a model as its optimizer is about to use them, in the files of the old probe.
+"""Run the task grad_probe: write the gradients of a model as its optimizer is about to use them, in the files of the old probe.
 
-A step is a call of an optimizer that has a parameter of the model, counted from 0; `main_grad` stands before `grad`, as in Megatron.
+A step is a call of an optimizer that has a parameter of the model, counted from 0; `main_grad` takes precedence over `grad`, as in
+Megatron.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["GradientTask"]
 
 
 class GradientTask:
-    """One probe under way; implements Task. It begins when it is made, and start and stop do not matter to it."""
+    """One running probe; implements Task. It begins when it is made, and ignores start and stop."""
 
     def __init__(self, config: DebuggerConfig, model: Any) -> None:
         import torch
@@ -43,13 +44,13 @@ class GradientTask:
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def resume(self) -> None:
-        """Gradients are taken at optimizer steps alone."""
+        """Do nothing: gradients are taken at optimizer steps alone."""
 
     def pause(self) -> None:
-        """Gradients are taken at optimizer steps alone."""
+        """Do nothing: gradients are taken at optimizer steps alone."""
 
     def next_step(self, iteration: int) -> None:
-        """Steps are those of the optimizer."""
+        """Do nothing: steps are those of the optimizer."""
 
     def stop(self) -> None:
         self._handle.remove()
@@ -59,7 +60,7 @@ class GradientTask:
             if self._is_ours(optimizer):
                 self._count += 1
                 self._take(self._count - 1)
-        except Exception as error:  # nothing of ours may end a training
+        except Exception as error:  # a failing probe must not end a training
             if not self._has_failed:
                 print(visible(f"msprobe: could not take gradients: {error}"), file=sys.stderr)
             self._has_failed = True
@@ -83,7 +84,7 @@ class GradientTask:
 
 
 def _gradient(parameter: torch.Tensor) -> Any:
-    """The gradient as an array of float32; None where there is none."""
+    """Return the gradient as an array of float32; None where there is none."""
     import torch
 
     from ulpscope.capture.health.cohorts import local_part

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks statistics, tensor, structure and acc_check (once run_ut): an ordinary capture that writes the old tree.
+"""Run the tasks statistics, tensor, structure and acc_check (once run_ut): an ordinary capture that writes the old tree.
 
-The pre-check reads the statistics of a dump, so its task is the dump of the calls that `white_list` and `black_list` leave.
+The pre-check reads the statistics of a dump. So its task dumps the calls that `white_list` and `black_list` leave.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEVELS = {"L0": "module", "L1": "api", "mix": "both"}
 
 
 class DumpTask:
-    """One dump under way; implements Task."""
+    """One running dump; implements Task."""
 
     def __init__(self, config: DebuggerConfig, model: Any, place: Place, iteration: int) -> None:
         config = _completed(config)
@@ -99,7 +99,7 @@ class DumpTask:
     def _selection(self, level: str) -> list[Any]:
         phases = ["phase:forward", *(["phase:backward"] if self._choice.needs_backward else [])]
         if level != "L1":
-            phases.append("phase:start")  # holds the parameters of the modules
+            phases.append("phase:start")  # its records hold the parameters of the modules
         return [self._begins, *phases, *([] if self._options.has_data else ["slot:none"])]
 
 
@@ -108,7 +108,7 @@ def rank_option(config: DebuggerConfig) -> tuple[int, ...] | None:
 
 
 def _completed(config: DebuggerConfig) -> DebuggerConfig:
-    """What a task decides by itself: `structure` is about modules and calls together."""
+    """Fill in what a task decides by itself: `structure` is about modules and calls together."""
     return replace(config, level="mix") if config.task == "structure" and config.level not in ("L0", "mix") else config
 
 
@@ -131,7 +131,10 @@ def _keep(options: DumpOptions) -> str:
 
 
 def _checked_by_lists(config: DebuggerConfig) -> Callable[[CallName], bool]:
-    """The lists of the pre-check: names of functions such as `conv2d`. Where both are given, the black list takes from the white one."""
+    """Return a filter by the lists of the pre-check, which name functions such as `conv2d`.
+
+    With both lists, the black list removes names from the white one.
+    """
     if config.task not in ("run_ut", "acc_check"):
         return lambda call: True
     white, black = frozenset(config.options.white_list), frozenset(config.options.black_list)

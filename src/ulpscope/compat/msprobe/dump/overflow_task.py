@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks overflow_check and nan_check: our watch for inf and NaN, and the tree of a tensor dump with the calls that left some.
+"""Run the tasks overflow_check and nan_check: hunt for inf and NaN, and write the tree of a tensor dump with the calls that left some.
 
-A device that stops at its largest number instead of inf is believed too. After `overflow_nums` calls the training ends with an exception,
--1 and nan_check go on for ever.
+A device that stops at its largest number instead of inf is believed too. After `overflow_nums` calls the training ends with an exception;
+-1 and nan_check never end it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["OverflowTask"]
 
 
 class _OverflowSink(MsprobeSink):
-    """Holds the tensors of the watch; only what it is told of is written, and a step without an overflow leaves no files."""
+    """Holds the tensors of the hunt; it writes only the calls it is told of, and a step without an overflow leaves no files."""
 
     def begin_step(self, step: int) -> None:
         self.end_step()
@@ -39,10 +39,10 @@ class _OverflowSink(MsprobeSink):
         return super().keep(dtype, shape, buffer)
 
     def write(self, record: CallRecord) -> None:
-        """The watch also writes what lies around a call, and what became of it."""
+        """Ignore the record: the hunt also writes the calls around a finding, and what became of it."""
 
     def write_call(self, record: CallRecord) -> str | None:
-        """Write one call; its name, or None where the old tool has none."""
+        """Write one call and return its name, or None where the old tool has none."""
         name = self._names.name(record.module, record.call)
         if name is None or record.phase not in ("forward", "backward"):
             return None
@@ -53,7 +53,7 @@ class _OverflowSink(MsprobeSink):
 
 
 class OverflowTask:
-    """One check under way; implements Task."""
+    """One running check; implements Task."""
 
     def __init__(self, config: DebuggerConfig, model: Any, place: Place, iteration: int) -> None:
         self._place = place

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Level debug: what a script hands to `debugger.save`, and the gradients of it.
+"""Run level debug: save the values that a script hands to `debugger.save`, and their gradients.
 
 step0/rank0/debug.json                   {name}.{count}.debug, and {name}_grad.{count}.debug once the step is over
             dump_tensor_data/            {name}.{count}.debug[.{index}].pt, where the task is "tensor"
@@ -31,7 +31,7 @@ _DEEPEST = 50
 
 
 class SavingTask:
-    """The saves of one process; implements Task. Start and stop do not matter to them."""
+    """The saves of one process; implements Task. It ignores start and stop."""
 
     def __init__(self, config: DebuggerConfig, place: Place, iteration: int) -> None:
         if config.task not in ("statistics", "tensor"):
@@ -43,10 +43,10 @@ class SavingTask:
         self._files: _SavedStep | None = None
 
     def resume(self) -> None:
-        """Saving needs no start."""
+        """Do nothing: saving needs no start."""
 
     def pause(self) -> None:
-        """Saving needs no stop."""
+        """Do nothing: saving needs no stop."""
 
     def next_step(self, iteration: int) -> None:
         self.stop()
@@ -58,7 +58,7 @@ class SavingTask:
             self._files = None
 
     def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
-        """Keep a value under its name and count."""
+        """Save a value under its name and count."""
         if self._ranks and process_rank() not in self._ranks:
             return
         problem = _problem(variable, name, save_backward)
@@ -124,7 +124,7 @@ class _SavedStep:
         return Described(self._tensors, {}, key, self._layout).tensor(record, "")
 
     def _await(self, value: Any, key: str, holder: Any, place: Any) -> None:
-        """Have the gradients of a value put into `holder` as they come, nested as the value is."""
+        """Have the gradients of a value stored in `holder` as they come, nested as the value is."""
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -141,7 +141,7 @@ class _SavedStep:
     def _take(self, gradient: torch.Tensor, key: str, holder: Any, place: Any) -> None:
         try:
             holder[place] = self._tensor(gradient, key)
-        except Exception as error:  # nothing of ours may end a backward pass
+        except Exception as error:  # a failing save must not end a backward pass
             print(visible(f"msprobe: could not save the gradient {key}: {error}"), file=sys.stderr)
 
 
@@ -155,7 +155,7 @@ def _problem(variable: Any, name: Any, save_backward: Any) -> str:
 
 
 def _unsaveable(value: Any, depth: int = 0) -> str:
-    """What in there cannot be saved; empty where everything can."""
+    """Name a part of the value that cannot be saved; empty where everything can."""
     import torch
 
     if isinstance(value, dict | list | tuple):

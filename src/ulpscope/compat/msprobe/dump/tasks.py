@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the debugger asks of whatever it was told to do."""
+"""Define what the debugger asks of its task."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Place", "Task", "process_rank"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a task writes: the folder of a step for this process, and which of the two trees that is."""
+    """The place that a task writes to: the folder of a step for this process, and which of the two trees that is."""
 
     of_step: Callable[[int], Path]
     layout: Layout = "26.x"
 
 
 class Task(Protocol):
-    """One thing under way, from the first `start` of the debugger to its end."""
+    """A running task, from the first `start` of the debugger to its end."""
 
     def resume(self) -> None:
         """Go on; a task begins with this."""
@@ -31,14 +31,14 @@ class Task(Protocol):
         """Do nothing until `resume`; what was seen is on disk."""
 
     def next_step(self, iteration: int) -> None:
-        """A step is over; the next one has this number."""
+        """End a step; the next one has this number."""
 
     def stop(self) -> None:
         """End, and put back everything."""
 
 
 def process_rank() -> int:
-    """The rank of this process; 0 where it is not distributed."""
+    """Return the rank of this process; 0 where it is not distributed."""
     import torch.distributed as distributed
 
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task free_benchmark: each chosen call once more with disturbed inputs."""
+"""Run the task free_benchmark: each chosen call once more with disturbed inputs."""

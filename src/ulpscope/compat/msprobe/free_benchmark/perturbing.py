@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disturbances of free_benchmark, and how far two results of a call lie apart.
+"""Disturb the inputs of a call for free_benchmark, and measure how far two results of the call lie apart.
 
-Noise, a flipped bit and a swap touch the first floating tensor of a call, a higher precision or another device all of them.
+Noise, a flipped bit and a swap change the first floating tensor of a call; a higher precision or another device changes all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def disturbed(values: Any, mode: str) -> Any:
-    """A disturbed copy of the arguments of a call; None where there is nothing in them to disturb.
+    """Return a disturbed copy of the arguments of a call; None where there is nothing to disturb.
 
     >>> disturbed((torch.tensor([1.0, 2.0]), 3), "change_value")
     (tensor([2., 1.]), 3)
@@ -45,7 +45,7 @@ def disturbed(values: Any, mode: str) -> Any:
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
-    """Every tensor in there, in order."""
+    """List every tensor in the value, in order."""
     found: list[torch.Tensor] = []
 
     def take(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
 
 
 def mapped(value: Any, change: _Change) -> Any:
-    """The same structure with every tensor changed.
+    """Return the same structure with every tensor changed.
 
     >>> mapped({"a": [torch.ones(1), 2]}, lambda tensor: tensor + 1)
     {'a': [tensor([2.]), 2]}
@@ -74,7 +74,7 @@ def mapped(value: Any, change: _Change) -> Any:
 
 
 def restored(second: Any, first: Any) -> Any:
-    """A second result in the dtypes and on the devices of the first; None where they do not have the same structure."""
+    """Cast a second result to the dtypes and devices of the first; None where they do not have the same structure."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return second.to(device=first.device, dtype=first.dtype) if second.shape == first.shape else None
     if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
@@ -86,7 +86,9 @@ def restored(second: Any, first: Any) -> Any:
 
 
 def relative_error(first: torch.Tensor, second: torch.Tensor, *, is_gradient: bool = False) -> float:
-    """The largest relative difference of two results; elements that are tiny in both do not count, nan says that only one has a NaN or inf.
+    """Return the largest relative difference of two results.
+
+    Elements that are tiny in both do not count; nan says that only one result has a NaN or inf.
 
     >>> round(relative_error(torch.tensor([1.0, 4.0]), torch.tensor([1.0, 5.0])), 3)
     0.2
@@ -122,7 +124,7 @@ class _Once:
 
 
 def _raised(values: Any, dtypes: set[torch.dtype]) -> Any:
-    """Every floating tensor in one dtype that is wider than each of them was; None where there is none."""
+    """Cast every floating tensor to one dtype that is wider than each of them; None where there is none."""
     narrow = dtypes & {torch.float16, torch.bfloat16, torch.float32}
     if not narrow:
         return None
@@ -150,7 +152,7 @@ def _swapped(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
-    """Whether noise shows in it: a tensor of a known dtype with something in it that is not tiny."""
+    """Tell whether noise would show in the tensor: its dtype is known, and not all its elements are tiny."""
     return tensor.dtype in _NOISE and tensor.numel() > 0 and bool(tensor.detach().abs().max() >= _NOISE[tensor.dtype])
 
 

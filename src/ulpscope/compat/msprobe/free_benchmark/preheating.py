@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The preheating of free_benchmark: in its first steps it learns, operation by operation, which difference is still harmless.
+"""Preheat free_benchmark: its first steps learn, operation by operation, which difference is still harmless.
 
-Step 0 counts the calls of each operation. Up to `preheat_step` some of them, at most `max_sample` a step, are also computed on the CPU in
-a higher precision. Where that agrees, the difference that a disturbance made is harmless, and the limit follows it; elsewhere the limit
-stays below it.
+Step 0 counts the calls of each operation. Up to `preheat_step` some of them, at most `max_sample` a step, are also computed on the CPU in a
+higher precision. If a call agrees with that, the difference that a disturbance made is harmless, and the limit follows it; otherwise the
+limit stays below it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FACTOR = 2.0
 
 
 class Preheating:
-    """Limits by operation and dtype; none gets below the one of the guide."""
+    """Limits by operation and dtype; none falls below the one of the guide."""
 
     def __init__(self, preheat_step: int, max_sample: int) -> None:
         self._steps = preheat_step
@@ -40,7 +40,7 @@ class Preheating:
         return max(self._limits.get((op, dtype), _FIRST_LIMIT), default)
 
     def call(self, op: str) -> bool:
-        """Count a call; whether it is to be computed on the CPU too."""
+        """Count a call, and tell whether it is to be computed on the CPU too."""
         if self._step == 0:
             self._num_calls[op] += 1
             return False
@@ -48,12 +48,12 @@ class Preheating:
         return self._step < self._steps and self._called[op] in self._samples(op)
 
     def take(self, op: str, dtype: str, difference: float, *, is_honest: bool) -> None:
-        """What a disturbance changed, and whether the call agrees with the CPU."""
+        """Note the difference that a disturbance made, and whether the call agrees with the CPU."""
         if (op, dtype) not in self._is_settled and not math.isnan(difference):
             self._taken[op, dtype].append((difference, is_honest))
 
     def _samples(self, op: str) -> frozenset[int]:
-        """Which calls of an operation this step looks at: each step others, until all had their turn."""
+        """Return the calls of an operation that this step samples: other calls in each step, until all had their turn."""
         total = max(self._num_calls[op], 1)
         count = min(math.ceil(total / self._steps), self._most)
         return frozenset((self._steps * place + self._step - 1) % total + 1 for place in range(count))

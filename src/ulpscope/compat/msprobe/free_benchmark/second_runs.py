@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of the program computed once more, beside it: seen by no mode, with the same random numbers, and leaving no trace.
+"""Compute a call of the program once more, beside it: no mode sees it, it draws the same random numbers, and it leaves no trace.
 
-What the program holds is never written to: a second run gets copies of its own.
+A second run gets copies of its own, so that it never writes to the program's tensors.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _Function = Callable[..., Any]
 
 
 class SecondRun:
-    """The second run of one call. Made before the first, since that may write to its arguments.
+    """The second run of one call. It is made before the first, since that may write to its arguments.
 
-    With `keeps_graph` gradients flow through the second result, so that it can take the place of the first.
+    With `keeps_graph` gradients flow through the second result, so that it can replace the first.
     """
 
     def __init__(self, call: CallName, func: _Function, args: Any, kwargs: Any, mode: str, *, keeps_graph: bool) -> None:
@@ -43,7 +43,7 @@ class SecondRun:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is something to disturb."""
+        """Tell whether there is something to disturb."""
         return self._inputs is not None
 
     def run(self) -> Any:
@@ -55,7 +55,7 @@ class SecondRun:
         return self._versions != _versions(self._given)
 
     def agrees_with_cpu(self, first: Any) -> bool | None:
-        """Whether the first result is what the CPU computes in a higher precision; None where the inputs are gone."""
+        """Tell whether the first result agrees with the CPU's in a higher precision; None where the inputs are gone."""
         if self.wrote_to_arguments():
             return None
         with self._generators.repeated(), _apart(keeps_graph=False, has_autocast=False):
@@ -66,7 +66,7 @@ class SecondRun:
 
 
 class SecondGradients:
-    """The gradients of one call, computed apart from the graph of the program: as they are, and with disturbed inputs."""
+    """The gradients of one call, computed outside the program's graph: once as they are, once with disturbed inputs."""
 
     def __init__(self, call: CallName, func: _Function, args: Any, kwargs: Any, mode: str) -> None:
         self._func = func
@@ -82,7 +82,7 @@ class SecondGradients:
         return any(self._wanted)
 
     def run(self, received: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Both lists of gradients; empty where the inputs were written to since, or nothing in them can be disturbed."""
+        """Return both lists of gradients; empty where the inputs were written to since, or nothing in them can be disturbed."""
         if self._versions != _versions(self._given):
             return [], []
         with _apart(keeps_graph=False):
@@ -94,7 +94,7 @@ class SecondGradients:
     def _of(self, inputs: Any, received: Sequence[torch.Tensor | None], mode: str) -> list[torch.Tensor]:
         leaves = [tensor.requires_grad_() for tensor, is_wanted in zip(tensors_of(inputs), self._wanted, strict=True) if is_wanted]
         with self._generators.repeated(), _apart(keeps_graph=True, has_autocast=mode != "improve_precision"):
-            args, kwargs = mapped(inputs, lambda tensor: tensor.view_as(tensor))  # the call may write to it, and not to a leaf
+            args, kwargs = mapped(inputs, lambda tensor: tensor.view_as(tensor))  # the call may write to a view, but not to a leaf
             outputs = [tensor for tensor in tensors_of(self._func(*args, **kwargs)) if tensor.requires_grad]
             known = [(own, given) for own, given in zip(outputs, received, strict=True) if given is not None]
             given = [gradient.to(own.device, own.dtype) for own, gradient in known]
@@ -103,7 +103,7 @@ class SecondGradients:
 
 
 def floating_pairs(first: Any, second: Any) -> Iterator[tuple[int | None, torch.Tensor, torch.Tensor]]:
-    """The floating results that both runs have, with their place in a list or tuple."""
+    """Yield the floating results that both runs have, with their place in a list or tuple."""
     many = isinstance(first, list | tuple) and isinstance(second, list | tuple)
     pairs = enumerate(zip(first, second, strict=False)) if many else [(None, (first, second))]
     for place, (one, other) in pairs:
@@ -116,7 +116,7 @@ def _draws(call: CallName, args: Any, kwargs: Any) -> bool:
 
 
 class _Generators:
-    """The random generators that a call can draw from: a second run draws the same numbers, the program then those after the first."""
+    """The random generators that a call may draw from: a second run draws the same numbers, and the program goes on after the first's."""
 
     def __init__(self, values: Any, *, can_be_repeated: bool) -> None:
         found = {tensor.device for tensor in tensors_of(values)}
@@ -153,7 +153,7 @@ def _has_generator(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def _apart(*, keeps_graph: bool, has_autocast: bool = True) -> Iterator[None]:
-    """Where a second run happens: no mode sees it. Autocast would take a raised precision back."""
+    """Run a second call where no mode sees it, and without autocast, which would undo a raised precision."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_function_modes())
         stack.enter_context(torch.enable_grad() if keeps_graph else torch.no_grad())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task free_benchmark: each chosen call once more with disturbed inputs, and a line in free_benchmark.csv where its result jumps.
+"""Run the task free_benchmark: each chosen call once more with disturbed inputs, and a line in free_benchmark.csv where its result jumps.
 
 With handler_type "check" the program does not notice: random generators, losses and gradients are bitwise what they are without it. With
-"fix" the second result takes the place of the first. What cannot be computed a second time is said once for each operation and let be.
+"fix" the second result replaces the first. A call that cannot be computed a second time is reported once for each operation and left alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _DisturbingMode(ApiMode):
 
 
 class FreeBenchmarkTask:
-    """One check under way; implements Task."""
+    """One running check; implements Task."""
 
     def __init__(self, config: DebuggerConfig, iteration: int) -> None:
         check_scope(config)
@@ -108,7 +108,7 @@ class FreeBenchmarkTask:
             self._spoken = None
 
     def around_call(self, func: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the call, and once more where it is one of those asked for."""
+        """Run the call, and once more if it was chosen."""
         op = op_name(func)
         spoken, self._spoken = self._spoken, None
         call = self._begun(spoken or op) if op is not None else None
@@ -128,7 +128,7 @@ class FreeBenchmarkTask:
         return result
 
     def _begun(self, op: str) -> CallName | None:
-        """The name of a call that is to be disturbed; every call is counted."""
+        """Count a call, and return its name if it is to be disturbed."""
         is_apart = graph_task() != -1 or inside_transform() or is_jit_tracing() or torch.compiler.is_compiling()
         if is_apart or is_own_business(_outside(caller(1))):
             return None
@@ -138,7 +138,7 @@ class FreeBenchmarkTask:
         return call if is_chosen else None
 
     def _around_backward(self, call: CallName, func: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Wait for the gradients of the results; those of the inputs are then computed twice."""
+        """Wait for the gradients of the results; then compute those of the inputs twice."""
         again = None
         if torch.is_grad_enabled():
             again = self._try(call, lambda: SecondGradients(call, func, args, kwargs, self._options.pert_mode))
@@ -153,7 +153,7 @@ class FreeBenchmarkTask:
         return result
 
     def _try(self, call: CallName, work: Callable[[], Any]) -> Any:
-        """Our own work: what fails in it is said once for each operation, and the program goes on."""
+        """Run the task's own work: report an error once for each operation, and let the program go on."""
         try:
             return work()
         except Exception as error:
@@ -194,14 +194,14 @@ class FreeBenchmarkTask:
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that is not of this file."""
+    """Find the innermost frame that is not of this file."""
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
     return frame
 
 
 class _Rows:
-    """free_benchmark.csv: rows of all ranks, each appended at once."""
+    """Writes free_benchmark.csv: rows of all ranks, each appended at once."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""advisor_{time}.txt: the advice on a table. Its three entries are what old users search for."""
+"""Write advisor_{time}.txt, the advice on a table. Old users search for its three entries."""
 
 from __future__ import annotations
 

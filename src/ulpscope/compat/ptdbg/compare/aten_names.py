@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which call of a program an aten operator comes from, by torch's own names: `convolution` is what `conv2d` runs.
+"""Find the call of a program that an aten operator comes from, by torch's own names: `conv2d` runs `convolution`.
 
-Most operators bear the name of their function, perhaps with `native_` or an underscore before it. The table holds what that rule misses.
+Most operators have the name of their function, perhaps with `native_` or an underscore before it. The table holds the exceptions.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def is_aten(operator: str) -> bool:
 
 
 def plain_name(operator: str) -> str:
-    """The name of the function alone: `relu` of `Functional_relu__1_forward`; empty where there is none.
+    """Return the name of the function alone: `relu` of `Functional_relu__1_forward`; empty where there is none.
 
     >>> plain_name("Aten_convolution.default_1_forward")
     'convolution'
@@ -81,7 +81,7 @@ def plain_name(operator: str) -> str:
 
 
 def calls_of_aten(operator: str) -> frozenset[str]:
-    """The functions that an aten operator may come from."""
+    """Return the functions that an aten operator may come from."""
     name = plain_name(operator)
     calls = _CALLS.get(name)
     if calls is not None:
@@ -90,7 +90,7 @@ def calls_of_aten(operator: str) -> frozenset[str]:
 
 
 def _exists(operator: str) -> bool:
-    """Whether torch knows the operator; without torch every name is believed."""
+    """Tell whether torch knows the operator; without torch every name is believed."""
     if find_spec("torch") is None:
         return True
     import torch

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns of the old result files and the words in them.
+"""Fill the columns of the old result files, with the words in them.
 
-`NPU` is our subject and `Bench` our reference. Numbers get twelve decimals and the words that old scripts look for: `Nan` (not to be had),
+`NPU` is the subject and `Bench` the reference. Numbers get twelve decimals. Old scripts look for these words: `Nan` (not available),
 `unsupported` (no direction), `shape unmatched`, `N/A` (NaN or infinities disagree).
 """
 
@@ -44,7 +44,7 @@ _LONGEST_CELL = 100
 
 
 def number_cells(found: OldNumbers) -> tuple[str, str, str]:
-    """Cosine, largest absolute and largest relative error."""
+    """Return cosine, largest absolute and largest relative error."""
     if found.numel is None or found.disagreeing:
         return (cosine_word(found),) * 3
     if not found.numel:
@@ -54,7 +54,7 @@ def number_cells(found: OldNumbers) -> tuple[str, str, str]:
 
 
 def cosine_word(found: OldNumbers) -> str:
-    """What stands in the place of a cosine that is not there."""
+    """Return the word for a missing cosine."""
     if found.numel is None:
         return NAN if found.failure else "shape unmatched"
     if found.disagreeing:
@@ -82,20 +82,20 @@ def message_of(found: OldNumbers) -> str:
 
 
 def _decimals(value: float | None) -> str:
-    """Twelve decimals, or the word for what is no number.
+    """Write twelve decimals, or the word for a missing number.
 
     >>> _decimals(12345.6789)
-    '12345.678900000000'
+    '12345.678900000001'
     """
     return NAN if value is None else f"{value:.12f}"
 
 
 def statistic_cell(value: Any) -> str:
-    """A statistic as the dump has it; `Nan` where it has none."""
+    """Write a statistic as the dump has it; `Nan` where it has none."""
     return NAN if value is None else str(value)[:_LONGEST_CELL]
 
 
 def difference_cell(npu: Any, bench: Any) -> str:
-    """NPU less bench, `Nan` where either is no number."""
+    """Write NPU less bench, `Nan` where either is no number."""
     difference = None if isinstance(npu, bool) or isinstance(bench, bool) else difference_of(npu, bench)
     return NAN if difference is None else repr(difference)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compare`: two dump files in, the csv that old users know out, the advisor's text, and our own finding beside them.
+"""Run `compare`: two dump files in, the csv that old users know out, the advisor's text, and ulpscope's own finding beside them.
 
-The result follows the guide of version 4.0. A dump without tensors is compared by its statistics, one of checksums by these.
-Stacks are found by themselves; `stack_mode` says whether they are shown.
+The result follows the guide of version 4.0. A dump without tensors is compared by its statistics, one of checksums by these. Stacks are
+found by themselves; `stack_mode` says whether they are shown.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _REMARKS = {
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """One side: the dump file, the folder of its tensors if there is one, and where it stands in a training."""
+    """One side: the dump file, the folder of its tensors if there is one, and its rank and step."""
 
     pkl: Path
     data: Path | None
@@ -67,7 +67,7 @@ class Dump:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The optional parameters of `compare`, and whether every tensor is told on the screen."""
+    """The optional parameters of `compare`, and whether to print every tensor."""
 
     stack_mode: bool = False
     auto_analyze: bool = True
@@ -88,7 +88,7 @@ def compare(
     ...          "npu_dump_data_dir": "npu/dump", "bench_dump_data_dir": "gpu/dump"}, "output")  # doctest: +SKIP
     PosixPath('output/compare_result_20231206101500.csv')
 
-    What cannot be compared ends the process with the old code, after one sentence.
+    Input that cannot be compared ends the process with the old code, after one sentence.
     """
     with leaving_with_code():
         npu, bench = _sides(input_param)
@@ -103,7 +103,7 @@ def compare(
 
 @contextmanager
 def leaving_with_code() -> Iterator[None]:
-    """What the input is to blame for is one sentence on the screen, and the exit code of the old tool."""
+    """Turn an InputError into one sentence on the screen and the exit code of the old tool."""
     try:
         yield
     except InputError as error:
@@ -129,7 +129,7 @@ def _sides(input_param: Mapping[str, Any]) -> tuple[Dump, Dump]:
 
 
 def _switch(name: str, value: object) -> bool:
-    """A bool; the template of the old guide prints it in quotes."""
+    """Parse a bool; the template of the old guide prints it in quotes."""
     words = {"True": True, "False": False}
     if isinstance(value, bool):
         return value
@@ -156,7 +156,7 @@ def _output_folder(output_path: str | os.PathLike[str]) -> Path:
 
 
 def compare_dumps(npu: Dump, bench: Dump, output: Path, options: Options, suffix: str = "") -> Path:
-    """Write the csv file, the advice and our page into an existing folder; returns the csv file."""
+    """Write the csv file, the advice and the page into an existing folder; return the csv file."""
     files = read_written(npu.pkl), read_written(bench.pkl)
     _tell_strangers(files)
     mode = _mode(npu, bench, files)
@@ -185,7 +185,7 @@ def _tell_strangers(files: Sequence[WrittenFile]) -> None:
 
 
 def _stamp(output: Path, suffix: str) -> str:
-    """The time to the second, later where results of that second are there already."""
+    """Return the time to the second, or a later second if results of that second exist already."""
     now = time.time()
     while True:
         stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(now))
@@ -265,7 +265,7 @@ def _checksum_rows(
 
 
 def _line_pairs(match: Match) -> Iterator[tuple[WrittenValue, WrittenValue | None]]:
-    """The tensors of the NPU operator with those of its partner at the same place."""
+    """Yield the tensors of the NPU operator with those of its partner at the same place."""
     for role in ("input", "output"):
         ours, theirs = ([line for line in (call.values if call else ()) if line.role == role] for call in (match.npu, match.bench))
         yield from zip_longest(ours, theirs[: len(ours)])
@@ -289,7 +289,7 @@ def _types_remark(npu: WrittenValue, bench: WrittenValue | None) -> str:
 
 
 def _write(table: Path, columns: Sequence[str], rows: Sequence[list[str]], matches: Sequence[Match] | None, *, has_stacks: bool) -> None:
-    """The csv file, with a column of stacks where `matches` are given."""
+    """Write the csv file, with a column of stacks where `matches` are given."""
     stacks = None if matches is None else [stack if has_stacks else "" for match in matches for stack in _stack_cells(match)]
     if stacks is not None and not has_stacks:
         print_warning("stack_mode is on, but not both dumps hold stacks: the column of stacks stays empty.")
@@ -303,14 +303,14 @@ def _write(table: Path, columns: Sequence[str], rows: Sequence[list[str]], match
 
 
 def _stack_cells(match: Match) -> Iterator[str]:
-    """The stack on the first row of an operator that has a partner, nothing on the others."""
+    """Yield the stack on the first row of an operator that has a partner, nothing on the others."""
     shown = match.npu.stack if match.bench is not None else ""
     for at, _ in enumerate(match.npu.values):
         yield shown if at == 0 else ""
 
 
 def _cell(text: str) -> str:
-    """Numbers stay as they are, also negative ones; other texts are made safe for a spreadsheet."""
+    """Keep numbers as they are, also negative ones; make other texts safe for a spreadsheet."""
     try:
         float(text)
     except ValueError:

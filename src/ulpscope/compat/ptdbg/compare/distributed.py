@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compare_distributed`: all ranks of two dumps, each pair of ranks into a csv file of its own.
+"""Run `compare_distributed`: compare all ranks of two dumps, each pair of ranks into a csv file of its own.
 
 The folders may be the one that holds the ranks or one above, with a folder for each step before or after the tag:
 
@@ -72,7 +72,7 @@ def _existing(path: str | os.PathLike[str], name: str) -> Path:
 
 
 def _steps(folder: Path) -> dict[int, list[Path]]:
-    """The rank folders of each step; the step is 0 where the tree has no steps."""
+    """Find the rank folders of each step; the step is 0 where the tree has no steps."""
     names = sorted(entry.name for entry in folder.iterdir())
     if names and all(_STEP.fullmatch(name) for name in names):
         return {int(name[4:]): _rank_folders(_through_tag(folder / name)) for name in names}
@@ -81,7 +81,7 @@ def _steps(folder: Path) -> dict[int, list[Path]]:
 
 
 def _through_tag(folder: Path) -> Path:
-    """Into the folder named after the tag and the version, where there is nothing else."""
+    """Enter the folder named after the tag and the version, where there is nothing else."""
     entries = list(folder.iterdir())
     return entries[0] if len(entries) == 1 and _TAG.fullmatch(entries[0].name) and entries[0].is_dir() else folder
 
@@ -109,7 +109,7 @@ def _rank_pairs(npu: list[Path], bench: list[Path]) -> list[tuple[Path, Path]]:
 
 
 def _dumps(step: int, npu: Path, bench: Path) -> tuple[Dump, Dump]:
-    """Both sides of one rank; a dump of statistics alone has no folder of tensors, and then neither side may have one."""
+    """Return both sides of one rank; a dump of statistics has no folder of tensors, and then neither side may have one."""
     ours, theirs = (_dump(folder, step, _number(npu)) for folder in (npu, bench))
     if (ours.data is None) != (theirs.data is None):
         lacking = ours if ours.data is None else theirs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`parse`: what a dump file says about one API, its statistics and its stack, as text on the screen."""
+"""Run `parse`: print one API's statistics and stack from a dump file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parse(pkl_file: str | os.PathLike[str], moudule_name_prefix: str) -> None:
 
 
 def parsed_lines(pkl_file: str | os.PathLike[str], prefix: str) -> Iterator[str]:
-    """What `parse` prints; the file is read as the lines are asked for."""
+    """Yield the lines that `parse` prints; the file is read as the lines are asked for."""
     if not isinstance(pkl_file, (str, os.PathLike)) or not isinstance(prefix, str):
         raise CompareException(CompareException.INVALID_PARAM_ERROR, "parse wants the path of a dump file and the beginning of a name")
     is_first = True
@@ -58,7 +58,7 @@ def _statistics(name: str, values: list[Any]) -> str:
 
 
 def _stack(name: str, frames: object) -> Iterator[str]:
-    """The frames as Python prints a traceback, outermost first."""
+    """Yield the frames as Python prints a traceback, outermost first."""
     yield ""
     yield f"Trace back({name}):"
     for frame in reversed(frames if isinstance(frames, list) else []):

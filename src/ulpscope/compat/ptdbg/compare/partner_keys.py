@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operator of the NPU file is compared with which of the bench file, by the rules of the old guide. Operators are partners when
+"""Pair the operators of the NPU file with those of the bench file, by the rules of the old guide. Operators are partners when
 
     exact   all names are equal, tensor counts and shapes are equal, and types are equal or both floating
     fuzzy   the same, but for the number of the call in the names
@@ -35,7 +35,7 @@ class Match:
 
 
 def match_operators(npu: Sequence[WrittenCall], bench: Sequence[WrittenCall], *, fuzzy: bool = False) -> Iterator[Match]:
-    """All operators of the NPU file in order, each with its partner."""
+    """Yield all operators of the NPU file in order, each with its partner."""
     ours, theirs = ([_keys(operator, fuzzy) for operator in side] for side in (npu, bench))
     done = 0
     for at, partner in pair_in_queues(ours, theirs):
@@ -52,7 +52,7 @@ def _rule(npu: WrittenCall, bench: WrittenCall) -> Literal["exact", "fuzzy", "at
 
 
 def _keys(operator: WrittenCall, fuzzy: bool) -> QueueKeys:
-    """Its likeness, equal for exact or fuzzy partners, and the functions that tie an aten operator to what runs it."""
+    """Return the key that exact or fuzzy partners share, and the functions that tie an aten operator to its caller."""
     likeness = tuple(
         (_COUNT.sub(r"_\1", value.name, count=1) if fuzzy else value.name, value.shape, _kind(value)) for value in operator.values
     )

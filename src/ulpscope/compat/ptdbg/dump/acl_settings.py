@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps of single kernels (ACL level) are made by CANN on an Ascend device. Here their settings are checked, and then refused clearly.
+"""Check the settings of kernel dumps (ACL level), and then refuse them clearly: only CANN on an Ascend device makes such dumps.
 
-What CANN wrote elsewhere can be read: `python -m ptdbg_ascend.parse`, and `ulpscope.open_run` on the folder.
+Dumps that CANN wrote elsewhere can be read: `python -m ptdbg_ascend.parse`, and `ulpscope.open_run` on the folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHOICES = {"dump_mode": ("output", "input", "all"), "dump_op_switch": ("off", "
 
 
 def check_config(config: object, argument: str) -> Path:
-    """The folder that a dump.json names, once the file is found to be one."""
+    """Check a dump.json, and return the folder that it names."""
     if config is None:
         raise CompareException(CompareException.INVALID_PARAM_ERROR, f"ACL level needs {argument}, for example {argument}='./dump.json'")
     if not isinstance(config, (str, os.PathLike)) or not Path(config).is_file() or Path(config).suffix != ".json":
@@ -59,7 +59,7 @@ def _bad(config: object, why: str) -> CompareException:
 
 
 def check_backward_input(files: object) -> tuple[Path, ...]:
-    """The .npy files that hold the gradients to begin a backward call with."""
+    """Return the .npy files that hold the gradients to begin a backward call with."""
     if not isinstance(files, (list, tuple)) or not all(isinstance(file, (str, os.PathLike)) for file in files):
         raise CompareException(CompareException.INVALID_PARAM_ERROR, f"backward_input is a list of .npy files, not {files!r}")
     for file in files:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PrecisionDebugger`: dump or overflow check by steps, with start, stop and step in the script or found from a DataLoader."""
+"""Run `PrecisionDebugger`: dump or check for overflow by steps, with start, stop and step in the script or found from a DataLoader."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class PrecisionDebugger:
             PROCESS.overflow.resume()
 
     def _step_folder(self) -> int | None:
-        """The step in the tree: where steps were asked for, and where otherwise a later step would overwrite the first."""
+        """Return the step's place in the tree: used if steps were asked for, or if a later step would overwrite the first."""
         has_folder = bool(self._steps) or self._counts_batches or self._iteration > 0
         return self._iteration if has_folder else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the old tool: set_dump_path, register_hook, set_dump_switch and their kin."""
+"""Hold the functions of the old tool: set_dump_path, register_hook, set_dump_switch and their kin."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _KEYWORDS = ("overflow_nums", "dump_mode", "dump_config", "rank")
 
 
 def acc_cmp_dump(*args: Any, **kwargs: Any) -> None:
-    """A word for `register_hook`: dump what every API is given and returns."""
+    """Name a dump for `register_hook`: dump what every API is given and returns."""
 
 
 def overflow_check(*args: Any, **kwargs: Any) -> None:
-    """A word for `register_hook`: look for overflows."""
+    """Name the overflow check for `register_hook`: look for overflows."""
 
 
 def set_dump_path(fpath: str | os.PathLike[str] | None = None, dump_tag: str = DEFAULT_TAG) -> None:
@@ -137,7 +137,7 @@ def set_backward_input(backward_input: Sequence[str | os.PathLike[str]]) -> None
 
 
 def checked_rank(rank: object) -> int | None:
-    """A rank from 0 up, or None for all of them."""
+    """Return a rank from 0 up, or None for all of them; refuse anything else."""
     if rank is None or (isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0):
         return rank
     raise _wrong(f"rank is a whole number from 0 up, not {rank!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`module_dump` and `module_dump_end`: between them a module is dumped as one unit, and no API."""
+"""Dump a module as one unit, and no API, between `module_dump` and `module_dump_end`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DumpException", "module_dump", "module_dump_end"]
 
 
 class DumpException(CompareException):
-    """What was given to `module_dump` cannot be dumped."""
+    """Raised where `module_dump` was given something that cannot be dumped."""
 
 
 def module_dump(module: torch.nn.Module, module_name: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The old overflow check: our watch for inf and NaN, with every call counted that leaves one, and old files for each.
+"""Run the old overflow check: hunt for inf and NaN, count every call that leaves one, and write old files for each.
 
     {rank folder}/Tensor___add___1_forward_1.pkl     statistics of the call that overflowed first, its stack first
     {rank folder}/Tensor___add___1_forward_1/        its tensors
@@ -59,7 +59,7 @@ class OverflowOptions:
 
 
 class OverflowCheck:
-    """One check under way. It is the sink of the watch, which keeps tensors there, and is told of each overflow."""
+    """One running check. It is the sink of the hunt, which keeps tensors there, and is told of each overflow."""
 
     def __init__(self, place: DumpPlace, options: OverflowOptions, *, rank: int | None = None, step: int | None = None) -> None:
         self.floats_only = options.floats_only
@@ -83,7 +83,7 @@ class OverflowCheck:
         self._capture.resume()
 
     def next_step(self, step: int | None) -> None:
-        """Calls are counted anew, and files go to the folder of that step; overflows go on being counted."""
+        """Start the next step: calls are counted anew, and files go to its folder; overflows go on being counted."""
         self._capture.step()
         self._close_files()
         self._step = step
@@ -109,13 +109,13 @@ class OverflowCheck:
         return self._place.rank_folder(self._rank, self._step)
 
     def begin_step(self, step: int) -> None:
-        """Steps are the debugger's."""
+        """Do nothing: the debugger decides the steps."""
 
     def end_step(self) -> None:
-        """Steps are the debugger's."""
+        """Do nothing: the debugger decides the steps."""
 
     def write(self, record: CallRecord) -> None:
-        """What the watch writes is told of as well, with what it was."""
+        """Ignore the record: the check is told of every call that the hunt writes."""
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
         if self._tensors is None:
@@ -192,7 +192,7 @@ def _values(record: CallRecord) -> Iterator[tuple[str, Value]]:
 
 
 def _is_clean(record: CallRecord) -> bool:
-    """Whether what the call was given shows no overflow, and what it made does."""
+    """Tell whether the inputs of the call show no overflow while its results do."""
     return not _overflows(record, ("input", "parameter")) and _overflows(record, ("output", "mutated", "gradient"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""forward_info, backward_info and stack_info of calls that overflowed out of clean inputs: what `run_overflow_check.py` reads.
+"""Write forward_info, backward_info and stack_info of calls that overflowed out of clean inputs, for `run_overflow_check.py` to read.
 
     forward_info_4711.json              {"Functional_x_0_forward": {"args": [...], "kwargs": {...}}}
     forward_real_data/rank0/            the arguments themselves, beside the json and only where asked for
@@ -56,7 +56,7 @@ class OverflowInfo:
 
 
 class _DescribedHere(Described):
-    """Arguments as the checker describes them, their values in .npy files at another place."""
+    """Describes arguments as the checker does, with their values in .npy files at another place."""
 
     def __init__(self, record: CallRecord, stem: Path, tensors: KeptTensors | None) -> None:
         super().__init__(None, "", {str(slot.slot): slot for slot in record.slots})

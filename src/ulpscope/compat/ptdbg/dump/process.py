@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one debugger that the old functions promise a process: where it dumps, which hook is registered, and what is under way.
+"""Keep the one debugger that the old functions promise a process: its folder, the registered hook, and the running dump.
 
 Dumping begins once both a hook is registered and the switch is on, in either order.
 """
@@ -19,7 +19,7 @@ __all__ = ["PROCESS", "Process"]
 
 
 class Process:
-    """What the old functions share."""
+    """The state that the old functions share."""
 
     def __init__(self) -> None:
         self.place: DumpPlace | None = None
@@ -33,13 +33,13 @@ class Process:
         self.overflow: OverflowCheck | None = None
 
     def known_place(self) -> DumpPlace:
-        """The folder that was set, or the one of the environment."""
+        """Return the folder that was set, or the one of the environment."""
         if self.place is None:
             self.place = DumpPlace.parse(None)
         return self.place
 
     def begin_dump(self, step: int | None = None) -> None:
-        """Start what is switched on, if a hook is registered; a dump under way ends first."""
+        """Start what is switched on, if a hook is registered; a running dump ends first."""
         self.end_dump()
         if self.options is None or not self.is_registered:
             return
@@ -47,7 +47,7 @@ class Process:
         self.dumping.start()
 
     def end_dump(self) -> Path | None:
-        """Stop the dump under way; where its files are, if there is one."""
+        """Stop the running dump; return the folder of its files, if there is one."""
         dumping, self.dumping = self.dumping, None
         if dumping is None:
             return None

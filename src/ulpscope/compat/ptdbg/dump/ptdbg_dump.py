@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One dump under way: an ordinary capture that writes old files, and reads only what these can need."""
+"""Run one dump: an ordinary capture that writes old files, and reads only what these can need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Dumping"]
 
 
 class Dumping:
-    """From a switch-on to its switch-off, or one step of the debugger. `step` is None where the tree has no folder for it."""
+    """One dump from its switch-on to its switch-off, or one step of the debugger. `step` is None where the tree has no folder for it."""
 
     def __init__(self, place: DumpPlace, options: DumpOptions, counts: Counts, *, step: int | None = None, rank: int | None = None) -> None:
         self._place = place
@@ -65,7 +65,7 @@ class Dumping:
 
     @property
     def folder(self) -> Path | None:
-        """Where the files are; None where this rank is not dumped."""
+        """Return the folder of the files; None where this rank is not dumped."""
         return self._writer.folder if self._writer is not None else None
 
     def take_whole(self, module: torch.nn.Module, name: str) -> None:

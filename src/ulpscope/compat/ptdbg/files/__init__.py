@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names and files of ptdbg's dumps."""
+"""Write the names and files of ptdbg's dumps."""

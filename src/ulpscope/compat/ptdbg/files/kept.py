@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of one dump: their .npy files, each content once, and their means as the old tool took them.
+"""Keep the tensors of one dump: their .npy files, each content once, and their means as the old tool took them.
 
-That mean is torch's own in float32: the order of its sum shows in the last digits, which guides and old dumps have printed.
+The mean is torch's own in float32: its order of summation shows in the last digits, which guides and old dumps have printed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NUMBERS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 class KeptTensors:
-    """Tensors by their content. Without a folder they are only looked at."""
+    """Tensors by their content. Without a folder, only their means are taken."""
 
     def __init__(self, folder: Path | None) -> None:
         self._files = TensorFiles(folder, save_npy) if folder is not None else None
         self._means: dict[str, float | None] = {}
-        self.close()  # what a killed process left may be half a file
+        self.close()  # a killed process may have left half a file
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str:
         key = self._files.keep(dtype, shape, buffer) if self._files is not None else f"{xxhash.xxh3_128_hexdigest(buffer)}-{dtype}"
@@ -57,7 +57,7 @@ class KeptTensors:
 
 
 def _mean(dtype: str, buffer: Any) -> float | None:
-    """Of reals that torch can add up; None for the others."""
+    """Return torch's mean of reals that it can add up; None for others."""
     kind = DTYPES[dtype].kind if dtype in DTYPES else "bool"
     if kind in ("bool", "complex") or dtype in ("uint16", "uint32", "uint64") or not len(memoryview(buffer)):
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the old tool calls a call: `Tensor___add___0` is our `Tensor.__add__.0`, `Functional_conv2d_1` our `functional.conv2d.1`.
+"""Give calls the names of the old tool: our `Tensor.__add__.0` is `Tensor___add___0`, our `functional.conv2d.1` `Functional_conv2d_1`.
 
-The old tool counts the calls of a name over the whole process, and begins anew only with a step of its debugger. One capture of ours counts
-from 0; `Counts` adds what captures before it have counted.
+The old tool counts the calls of a name over the whole process, and begins anew only with a step of its debugger. One capture counts from 0;
+`Counts` adds the counts of earlier captures.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONGEST_NAME = 150
 
 @lru_cache(maxsize=8192)
 def api_name(op: str) -> str | None:
-    """The old name of an operation of ours, without a count; None for what the old tool does not record.
+    """Return the old name of an operation, without a count; None where the old tool does not record it.
 
     >>> api_name("Tensor.__add__"), api_name("torch.lstm"), api_name("ops.npu.npu_iou"), api_name("Function.MyFunction")
     ('Tensor___add__', 'VF_lstm', 'NPU_npu_iou', None)
@@ -56,7 +56,7 @@ def api_name(op: str) -> str | None:
 
 
 def _parted(op: str) -> tuple[str, str]:
-    """The namespace that decides the prefix, and what follows it."""
+    """Split a name into the namespace that decides the prefix, and the rest."""
     namespace, _, name = op.partition(".")
     short = op.rpartition(".")[2]
     if op.startswith("ops.npu.") or short in NPU_OPS:
@@ -67,12 +67,12 @@ def _parted(op: str) -> tuple[str, str]:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name of the user's own may stand in a file name."""
+    """Tell whether a user's name may stand in a file name."""
     return 0 < len(name) <= _LONGEST_NAME and _NOT_IN_A_FILE_NAME.search(name) is None and name.strip(".") != ""
 
 
 class Counts:
-    """How often each operation was called: in captures that are over, and in the one under way."""
+    """Counts how often each operation was called: in finished captures, and in the running one."""
 
     def __init__(self) -> None:
         self._before: Counter[str] = Counter()

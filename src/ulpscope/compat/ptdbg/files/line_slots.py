@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors and numbers of a record under the names of the old tool, in its order.
+"""List the tensors and numbers of a record under the names of the old tool, in its order.
 
 Positional arguments come as `input.0`, containers inside them as `input.0.1`; keyword arguments, None, texts and dtypes have no line, but
-keep their number. A result that stands alone has none. Where a call returns nothing, what it wrote to is its output. In a backward record
+keep their number. A single result has no number. If a call returns nothing, the tensors it wrote to are its outputs. In a backward record
 the gradients of the call's floating inputs are numbered in the order of these inputs.
 """
 
@@ -20,7 +20,7 @@ Path: TypeAlias = tuple[int | str, ...]
 
 
 def forward_values(record: CallRecord) -> Iterator[tuple[str, Value]]:
-    """`input.0` and its value, and so on, to the outputs."""
+    """Yield `input.0` and its value, and so on, to the outputs."""
     slots = {slot.slot: slot for slot in record.slots}
     for index, argument in enumerate(record.arguments.args if record.arguments else ()):
         yield from _walk(f"input.{index}", argument, slots)
@@ -50,13 +50,13 @@ def _walk(name: str, value: Any, slots: dict[Slot, TensorRecord]) -> Iterator[tu
 
 
 def floating_inputs(record: CallRecord) -> list[Path]:
-    """Where the inputs of a call stand that a gradient can belong to."""
+    """List the paths of a call's inputs that a gradient can belong to."""
     inputs = (slot for slot in record.slots if slot.slot.role == "input")
     return [slot.slot.path for slot in inputs if slot.dtype in DTYPES and DTYPES[slot.dtype].is_floating]
 
 
 def backward_values(record: CallRecord, inputs: list[Path]) -> Iterator[tuple[str, TensorRecord]]:
-    """Gradients of the outputs, then of the inputs; `inputs` is what `floating_inputs` says of the forward record."""
+    """Yield gradients of the outputs, then of the inputs; `inputs` comes from `floating_inputs` of the forward record."""
     received = [slot for slot in record.slots if slot.slot.role == "input" and all(isinstance(part, int) for part in slot.slot.path)]
     for slot in sorted(received, key=lambda slot: _in_order(slot.slot.path)):
         yield str(slot.slot), slot
@@ -67,5 +67,5 @@ def backward_values(record: CallRecord, inputs: list[Path]) -> Iterator[tuple[st
 
 
 def _in_order(path: Path) -> tuple[tuple[bool, int, str], ...]:
-    """Numbers by size, before names."""
+    """Return a sort key: numbers by size, before names."""
     return tuple((isinstance(part, str), part if isinstance(part, int) else 0, str(part)) for part in path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is dumped: the old modes, scopes and filters, checked as the old tool checked them, and the decision for each call by its old name.
+"""Decide what is dumped: check the old modes, scopes and filters as the old tool did, and choose each call by its old name.
 
-A scope item stands for every API whose name begins with it (`Tensor_add_1` also for `Tensor_add_10_forward`), an item of api_list for
-every API that has it anywhere in its name, in any case.
+A scope item stands for every API whose name begins with it (`Tensor_add_1` also for `Tensor_add_10_forward`), an item of api_list for every
+API that has it anywhere in its name, in any case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Chooser = Callable[[str], bool]
 
 
 def check_mode(mode: object, scope: object, api_list: object) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Refuse a mode that there is not, and a scope that does not fit its mode."""
+    """Refuse an unknown mode, and a scope that does not fit its mode."""
     if not isinstance(mode, str) or mode not in MODES:
         raise CompareException(CompareException.INVALID_DUMP_MODE, f"mode={mode!r} is not known; choose one of {', '.join(MODES)}")
     scopes, apis = _names("scope", scope), _names("api_list", api_list)
@@ -63,7 +63,7 @@ def switched_on(switch: object, what: str = "switch") -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpOptions:
-    """What one dump takes down. `words` are the parts that a name has to have: a phase, and input or output."""
+    """The choices of one dump. A name must have the parts in `words`: a phase, and input or output."""
 
     mode: str = "all"
     scope: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class DumpOptions:
     def parse(
         cls, mode: object, scope: object, api_list: object, filter_switch: object, input_output_mode: object, summary_only: object
     ) -> DumpOptions:
-        """Check everything; where the mode or its scope are of no kind at all, the code is that of a wrong parameter."""
+        """Check everything; where the mode or its scope has a wrong type, the code is that of a wrong parameter."""
         try:
             mode, scope, api_list = check_mode(mode, scope, api_list)
         except CompareException as error:
@@ -94,7 +94,7 @@ class DumpOptions:
 
     @property
     def stem(self) -> str:
-        """The name of the pkl file without its end, and of the folder beside it."""
+        """Return the stem of the pkl file, and of the folder beside it."""
         return "dump" if self.mode == "all" else f"{self.mode}_dump"
 
     @property
@@ -103,23 +103,26 @@ class DumpOptions:
 
     @property
     def has_tensors(self) -> bool:
-        """Whether lines about tensors are written."""
+        """Tell whether lines about tensors are written."""
         return self.mode != "stack"
 
     @property
     def has_files(self) -> bool:
-        """Whether tensors are written."""
+        """Tell whether tensors are written."""
         return self.has_tensors and not self.summary_only
 
     @property
     def needs_backward(self) -> bool:
-        """Whether anything of a backward pass can be wanted."""
+        """Tell whether anything of a backward pass can be wanted."""
         if "backward" not in self.words:
             return False
         return not self.scope or any(not item.endswith("_forward") for item in self.scope)
 
     def chooser(self) -> Chooser:
-        """Whether an API is dumped, by its name with its phase; to be asked in the order of execution, since ranges count."""
+        """Return a function that tells by its name with its phase whether to dump an API.
+
+        Ask it in the order of execution, since ranges count.
+        """
         if self.mode == "api_list":
             return lambda name: any(item in name.lower() for item in self.api_list)
         if self.mode == "range" or (self.mode == "stack" and len(self.scope) == 2):
@@ -129,7 +132,7 @@ class DumpOptions:
         return lambda name: True
 
     def foresight(self) -> Chooser:
-        """Whether a call may be dumped in either phase, by its name without one; asked before the call."""
+        """Return a function that tells whether a call may be dumped in either phase, by its name without one; ask before the call."""
         if self.mode == "api_list" or (self.mode in ("list", "stack", "acl") and len(self.scope) == 1) or self.mode == "list":
             chosen = self.chooser()
             return lambda name: chosen(f"{name}_forward") or chosen(f"{name}_backward")
@@ -140,7 +143,7 @@ class DumpOptions:
 
 
 class _Range:
-    """From the first name that begins with `first` to the next that begins with `last`, both included; then it can open again."""
+    """Chooses from the first name that begins with `first` to the next that begins with `last`, both included; then it can open again."""
 
     def __init__(self, first: str, last: str) -> None:
         self._first, self._last = first, last
@@ -153,7 +156,7 @@ class _Range:
 
 
 def _words(given: object) -> frozenset[str]:
-    """A missing half is completed: ["backward"] is inputs and outputs of the backward pass."""
+    """Parse input_output_mode; a missing half is completed: ["backward"] is inputs and outputs of the backward pass."""
     if given is None:
         return frozenset(WORDS)
     if not isinstance(given, (list, tuple)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sink that writes the old files: `[mode_]dump.pkl`, text with one JSON array a line, and the folder of .npy files of the same stem.
+"""Write the old files: `[mode_]dump.pkl`, text with one JSON array a line, and the folder of .npy files of the same stem.
 
 A line is `[name, step_flag, [], dtype, shape, [max, min, mean]]`, statistics in float32; a stack line is `[name_stack_info, frames]`. The
-tensors of a call are in their files before its lines are in the pkl, and what a killed process wrote stays readable.
+tensors of a call are in their files before its lines are in the pkl, and the files of a killed process stay readable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_STATISTICS: list[Any] = [[], [], []]
 
 
 class DumpWriter:
-    """One dump of one rank. `name_of` gives the old name of a call, or None for what the old tool does not record."""
+    """Writes one dump of one rank. `name_of` gives the old name of a call, or None for a call that the old tool does not record."""
 
     abilities = SinkAbilities(shows_overwritten=True)
 
@@ -50,10 +50,10 @@ class DumpWriter:
         self._pkl = os.open(folder / f"{options.stem}.pkl", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, FILE_RIGHTS)
 
     def begin_step(self, step: int) -> None:
-        """Steps are the debugger's: each has a writer of its own."""
+        """Do nothing: each step of the debugger has a writer of its own."""
 
     def end_step(self) -> None:
-        """Steps are the debugger's: each has a writer of its own."""
+        """Do nothing: each step of the debugger has a writer of its own."""
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
         return self._tensors.keep(dtype, shape, buffer)
@@ -97,7 +97,7 @@ class DumpWriter:
             print_warning(f"mode '{self._options.mode}' with {list(wanted)} matched no API, so nothing was dumped; {seen}")
 
     def _is_empty(self, record: CallRecord) -> bool:
-        """Whether no values were read at all: meta tensors, memory that nobody has written to."""
+        """Tell whether no values were read at all: meta tensors, or memory that nothing has written to."""
         return self._options.has_tensors and all(slot.summary is None for slot in record.slots)
 
     def _values(self, record: CallRecord) -> Iterator[tuple[str, Value]]:
@@ -131,7 +131,7 @@ class DumpWriter:
             rest = rest[os.write(self._pkl, rest) :]
 
     def _empty_data_folder(self) -> None:
-        """A dump begins with an empty folder, or with none where it writes no tensors. Only tensors are removed."""
+        """Begin with an empty folder, or with none if the dump writes no tensors. Only tensors are removed."""
         if self._data.is_dir() and not self._data.is_symlink():
             for file in list(self._data.glob("*.npy")):
                 file.unlink()
@@ -150,7 +150,7 @@ def number_line(name: str, value: bool | int | float, step_flag: int) -> list[An
 
 
 def frames_line(api: str, stack: Iterable[Frame]) -> list[Any]:
-    """Innermost first."""
+    """Return the line of a stack, innermost frame first."""
     return [f"{api}_stack_info", [[frame.file, str(frame.line), frame.function, frame.code or None] for frame in stack]]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the old tool puts its files: `{dump_path}/[step{n}/]{tag}_v4.0/rank{r}`, folders with the rights 0750 and files with 0640.
+"""Choose the old tool's paths: `{dump_path}/[step{n}/]{tag}_v4.0/rank{r}`, folders with the rights 0750 and files with 0640.
 
-The step stands where the guide prints it. What reads such trees takes it at either level.
+The step stands where the guide prints it. Readers of such trees accept it at either level.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DumpPlace:
 
     @classmethod
     def parse(cls, fpath: object, dump_tag: object = DEFAULT_TAG) -> DumpPlace:
-        """A given folder counts before `${ASCEND_WORK_PATH}/dump_data`; one of the two is needed."""
+        """Take the given folder, else `${ASCEND_WORK_PATH}/dump_data`; refuse if neither is known."""
         if fpath is None and os.environ.get(_VARIABLE):
             fpath = Path(os.environ[_VARIABLE]) / "dump_data"
         if not isinstance(fpath, (str, os.PathLike)) or not os.fspath(fpath):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compare_data.py, left beside a dump: a comparison to be filled in. The four empty fields are meant to be empty."""
+"""Leave compare_data.py beside a dump: a comparison to be filled in. The four empty fields are meant to be empty."""
 
 from __future__ import annotations
 

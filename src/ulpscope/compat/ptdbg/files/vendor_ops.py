@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of torch_npu that the old tool lists as its own (the guide's table has 52 rows, one name twice)."""
+"""List the operations of torch_npu that the old tool calls its own (the guide's table has 52 rows, one name twice)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NPU_OPS: tuple[str, ...] = tuple(
 
 
 def present_functions() -> list[tuple[Any, str, str]]:
-    """Those that this process has, as owner, attribute and our name of the call."""
+    """Return those that this process has, as owner, attribute and ulpscope's name of the call."""
     torch_npu = sys.modules.get("torch_npu")
     if torch_npu is None:
         return []

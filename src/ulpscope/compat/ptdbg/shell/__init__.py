@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell of `python -m ptdbg_ascend.parse`: looks into dumps of operators, tensors and dump files.
+"""Run the shell of `python -m ptdbg_ascend.parse`, which looks into dumps of operators, tensors and dump files.
 
 vc, dc    two dumps of Ascend's runtime compared, one converted to .npy; without CANN, by our own reader
 pt, cn    one .npy file shown, two compared element by element

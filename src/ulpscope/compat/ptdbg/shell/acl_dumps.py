@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vc` and `dc`: dumps of Ascend's runtime, compared and converted by our own reader.
+"""Run `vc` and `dc`: compare and convert dumps of Ascend's runtime with ulpscope's own reader.
 
-The comparison is our one comparison. Its csv file has a row for each tensor, with the metrics that CANN's tool and ours share.
+`vc` runs ulpscope's own comparison. Its csv file has a row for each tensor, with the metrics that CANN's tool and ulpscope share.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _folder(given: Path | None, usual: Path) -> Path:
 
 
 def _fresh(folder: Path, stem: str, ending: str) -> Path:
-    """A path by the time to the second, later where that is taken."""
+    """Return a path named by the time to the second, or a later second if that is taken."""
     now = time.time()
     while (path := folder / f"{stem}_{time.strftime('%Y%m%d%H%M%S', time.localtime(now))}{ending}").exists():
         now += 1
@@ -84,7 +84,7 @@ def _fresh(folder: Path, stem: str, ending: str) -> Path:
 
 
 def _opened(path: Path) -> AclRun:
-    """A folder of dump files is one step of one rank, whatever device it came from; anything above it is opened as it is."""
+    """Open a folder of dump files as one step of one rank, whatever device it came from; open any other folder as a dump."""
     files = acl_files(path) if path.is_dir() else []
     return AclRun(path, {(0, 0): files}) if files else open_dump(path)
 
@@ -149,7 +149,7 @@ def _dump_files(source: Path) -> list[AclFile]:
 
 
 def _convert(source: Path, format: str | None, folder: Path) -> Iterator[str]:
-    """The names of the files, as they are written. A file that cannot be read is told, and the others go on."""
+    """Yield the names of the files as they are written. A file that cannot be read is reported, and the others go on."""
     paths = [file.path for file in _dump_files(source) if not file.is_statistics] if source.is_dir() else [source]
     if not paths:
         raise InputError(f"'{source}' holds no dump file of Ascend: their names are type.name.task.stream.time")

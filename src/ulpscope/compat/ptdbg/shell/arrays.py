@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pt` and `cn`: a .npy file shown, and two compared element by element. Files are mapped and walked block by block.
+"""Run `pt` and `cn`: show a .npy file, and compare two element by element. Files are mapped and walked block by block.
 
 An element is wrong where |left - right| > atol + rtol * |right|, as numpy's allclose has it. NaN is equal to nothing.
 """
@@ -35,7 +35,7 @@ _MOST_AS_TEXT = 20_000_000
 
 
 def show_array(name: str, console: Console) -> None:
-    """The first values, the statistics, and where the text copy is."""
+    """Print the first values, the statistics, and the path of the text copy."""
     file = _only_file(name)
     values = _load(file)
     table = Table("Index", *map(str, range(_VALUES_A_ROW)))
@@ -48,7 +48,7 @@ def show_array(name: str, console: Console) -> None:
 
 
 def _only_file(name: str) -> Path:
-    """The file, which may be given with wildcards that fit only one."""
+    """Find the one file that a name with wildcards fits."""
     path = Path(name)
     found = [path] if path.exists() else [Path(entry) for entry in matching_paths(name)]
     if len(found) != 1:
@@ -69,7 +69,7 @@ def _spec(values: Array) -> str:
 
 
 def _text_copy(file: Path, values: Array) -> str:
-    """Where the text copy is, or why there is none."""
+    """Write a text copy; return its path, or why there is none."""
     if values.size > _MOST_AS_TEXT:
         return f"not written: {values.size} values would make a text of gigabytes"
     copy = file.with_name(f"{file.name}.txt")
@@ -85,7 +85,7 @@ def _text_copy(file: Path, values: Array) -> str:
 
 @dataclass(slots=True)
 class _Found:
-    """What walking over two arrays adds up."""
+    """Sums over two arrays, and the first wrong elements."""
 
     errors: int = 0
     wrong: list[tuple[int, Any, Any]] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Found:
 
 
 def compare_arrays(left: str, right: str, rows: int, atol: float, rtol: float, console: Console) -> None:
-    """Two tables, of wrong elements and of the first ones, and a panel with the statistics."""
+    """Print two tables, of wrong elements and of the first ones, and a panel with the statistics."""
     files = _only_file(left), _only_file(right)
     arrays = _load(files[0]), _load(files[1])
     if arrays[0].shape != arrays[1].shape:
@@ -122,7 +122,7 @@ def _reals(array: Array) -> Array:
 
 
 def _blocks(arrays: tuple[Array, Array], total: int) -> Iterator[tuple[int, Array, Array]]:
-    """Both arrays as float32, the shorter one filled up with zeros; at least one block, which may be empty."""
+    """Yield both arrays as float32, the shorter one filled up with zeros; at least one block, which may be empty."""
     flat = [_reals(array) for array in arrays]
     for start in range(0, max(total, 1), _BLOCK):
         size = min(_BLOCK, total - start)

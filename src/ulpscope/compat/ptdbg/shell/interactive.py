@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompt: reads a command, does it, and says in one sentence what was wrong with it. End of file and Ctrl+C leave."""
+"""Run the prompt: read a command, run it, and say in one sentence what was wrong with it. End of file and Ctrl+C leave."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class ParseShell(cmd.Cmd):
         return [name for name in names if name not in ("EOF", "shell")]
 
     def completedefault(self, text: str, *ignored: Any) -> list[str]:
-        """Paths that begin with what was typed."""
+        """Complete the paths that begin with the typed text."""
         return [f"{path}/" if Path(path).is_dir() else path for path in matching_paths(f"{glob.escape(text)}*")]
 
     def _do(self, name: str, line: str, action: Callable[[Any], object]) -> None:
@@ -116,13 +116,13 @@ class ParseShell(cmd.Cmd):
 
 
 def _console() -> Console:
-    """On a terminal as wide as that, elsewhere wide enough that no path is broken."""
+    """Open a console as wide as the terminal; elsewhere wide enough that no path is broken."""
     console = Console(markup=False, highlight=False, emoji=False)
     return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=_WIDE)
 
 
 def _telling(action: Callable[[], object]) -> None:
-    """What goes wrong is one sentence, and the shell goes on."""
+    """Run an action; print an error as one sentence, and let the shell go on."""
     try:
         action()
     except UsageError as error:
@@ -155,7 +155,7 @@ def main(kind: type[ParseShell] = ParseShell) -> None:
 
 
 def _line_editing() -> ModuleType | None:
-    """History and completion, where Python has readline and someone is typing."""
+    """Set up history and completion, where Python has readline and someone is typing."""
     if not sys.stdin.isatty():
         return None
     try:

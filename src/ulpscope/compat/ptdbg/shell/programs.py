@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other programs, started from the shell: without a shell of the system in between, so a name in a command is never more than a name."""
+"""Start other programs from the prompt, without a system shell in between, so that a name in a command is never more than a name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_line(line: str) -> None:
 
 
 def matching_paths(pattern: str) -> list[str]:
-    """The paths that a pattern with wildcards fits, written as the pattern is."""
+    """List the paths that a pattern with wildcards fits, written as the pattern is."""
     return sorted(glob.glob(pattern))  # noqa: PTH207  a Path would lose the "./" that was typed
 
 

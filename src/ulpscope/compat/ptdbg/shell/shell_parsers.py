@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of the shell's commands, in their old short and long forms."""
+"""Parse the options of the prompt's commands, in their old short and long forms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MSACCUCMP = Path("/usr/local/Ascend/ascend-toolkit/latest/tools/operator_cmp/com
 
 
 class UsageError(Exception):
-    """A command that cannot be understood; the text says how it is written. It is empty where help was asked for and printed."""
+    """Raised for a command that cannot be understood; the text says how it is written. It is empty where help was asked for and printed."""
 
 
 class ShellParser(argparse.ArgumentParser):
@@ -27,12 +27,12 @@ class ShellParser(argparse.ArgumentParser):
 
 
 def shell_parser(name: str, description: str) -> ShellParser:
-    """The parser of one command."""
+    """Make the parser of one command."""
     return ShellParser(prog=name, description=description, allow_abbrev=False)
 
 
 def add_ascend_path(parser: ShellParser) -> None:
-    """The option to let CANN do it."""
+    """Add the option to let CANN do the work."""
     parser.add_argument(
         "-asc", "--ascend_path", type=Path, nargs="?", const=MSACCUCMP, metavar="PATH",
         help=f"let CANN's msaccucmp do it; without a path the one at {MSACCUCMP}",
