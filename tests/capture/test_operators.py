@@ -106,13 +106,13 @@ def test_names_stay_right_after_operators_had_their_own() -> None:
 
 def test_a_recording_that_has_ended_is_let_go() -> None:
     """Indexing shows our replacement to the mode, and names are cached by function."""
-    sink = ListSink()
-    gone = weakref.ref(sink)
-    with Capture.into_sink(lambda rank: sink, operators=True):
+    sinks = [ListSink()]
+    gone = weakref.ref(sinks[0])
+    with Capture.into_sink(lambda rank: sinks[0], operators=True):
         x = torch.ones(3)
         x[0] = x[1] + 1
-    assert sink.calls()[1:] == ["Tensor.__getitem__.0", "Tensor.__add__.0", "Tensor.__setitem__.0"]
-    del sink
+    assert sinks[0].calls()[1:] == ["Tensor.__getitem__.0", "Tensor.__add__.0", "Tensor.__setitem__.0"]
+    sinks.clear()
     gc.collect()
     assert gone() is None
 
