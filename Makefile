@@ -11,11 +11,12 @@ READY_FOR_DOCS := .venv/.ready-for-docs
 PAGE := src/ulpscope/report/assets/report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check docs web web-check bench release clean
+.PHONY: help demo test test-plain test-long check docs web web-check bench release clean
 
 help:
 	@echo 'make demo       two small training runs, one broken operation, and the report that names it'
 	@echo 'make test       all tests but the long ones'
+	@echo 'make test-plain the same tests in NumPy and Python, without what was compiled'
 	@echo 'make test-long  whole corpora, hundreds of repetitions, and what needs the peer'
 	@echo 'make check      ruff, mypy --strict, import-linter'
 	@echo 'make docs       the documentation site, in build/site'
@@ -33,6 +34,12 @@ demo: $(READY)
 test: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m 'not long'
 	@echo 'make test: all tests passed.'
+
+# tests/test_*.py hold documents, the wheel, the site and the automation, and tests/report what is shown of a result that is there: these
+# neither record nor calculate, so they are the same whatever was compiled.
+test-plain: $(READY)
+	@ULPSCOPE_NO_KERNEL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m 'not long' --ignore-glob='tests/test_*.py' --ignore=tests/report
+	@echo 'make test-plain: all tests passed.'
 
 test-long: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m long

@@ -3,6 +3,10 @@
 
 What `ulpscope build` compiles is built once, before the first test and before there are worker processes, and kept in pytest's cache until
 its source, Python or torch changes. A run of pytest inside a test inherits it, and so does every program that a test starts.
+
+With ULPSCOPE_NO_KERNEL=1 (`make test-plain`) nothing compiled is in use, and everything has to hold all the same. What then is left out
+is marked: a test is `compiled("kernel")`, `compiled("recorder")` or `compiled("part")` when it looks at what was compiled itself, or
+compares it with its twin in Python.
 """
 
 from __future__ import annotations
@@ -13,17 +17,23 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+import ulpscope
 from ulpscope._native_home import expected_part, make_folder, objection, objection_to_folder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("ulpscope", deadline=None)
 hypothesis.settings.load_profile("ulpscope")
+
+IS_PLAIN = os.environ.get("ULPSCOPE_NO_KERNEL") == "1"
+COMPILED = {"kernel": "numerics/_kernel", "recorder": "capture/native/_compiled"}
+"""What an installation compiles, by the files in the package. What was compiled and cannot be used is in use here: its tests fail."""
 
 FLAGS = [
     "--headless",
@@ -37,8 +47,22 @@ FLAGS = [
 ]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("compiled"):
+        (name,) = marker.args
+        if IS_PLAIN:
+            pytest.skip(f"the compiled {name} is not in use, because ULPSCOPE_NO_KERNEL is 1")
+        if name in COMPILED and not _is_compiled(COMPILED[name]):
+            pytest.skip(f"the {name} was not compiled when ulpscope was installed here")
+
+
+def _is_compiled(file: str) -> bool:
+    package = Path(ulpscope.__file__).parent
+    return any((package / f"{file}{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    if "ULPSCOPE_NATIVE" in os.environ or getattr(config, "cache", None) is None:
+    if IS_PLAIN or "ULPSCOPE_NATIVE" in os.environ or getattr(config, "cache", None) is None:
         return
     place = config.cache.mkdir("native") / "parts"
     make_folder(place / "part")
@@ -60,7 +84,10 @@ def _main_module() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def native_part() -> Path:
-    """The file that `ulpscope build` made for this run of the tests; its folder's folder is what ULPSCOPE_NATIVE names."""
+    """The file that `ulpscope build` made for this run of the tests; its folder's folder is what ULPSCOPE_NATIVE names.
+
+    Who asks for it is marked `compiled("part")`.
+    """
     part = expected_part()
     if part is None or objection(part.file):
         pytest.skip("what 'ulpscope build' makes was not built, as said at the start")

@@ -79,6 +79,23 @@ def test_the_matrix_spans_what_the_project_promises() -> None:
     assert f">={pinned_torch[1]}" in {cell["torch"] for cell in cells}
 
 
+def test_help_names_every_target_and_the_script_makes_those_of_a_change() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    declared = re.search(r"^\.PHONY: help (.+)", makefile, re.MULTILINE)
+    assert declared
+    assert re.findall(r"^\t@echo 'make ([\w-]+) ", makefile, re.MULTILINE) == declared[1].split()
+    called = re.findall(r"^ *make ([\w-]+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert called == ["check", "docs", "web-check", "test", "test-plain"]
+
+
+def test_the_plain_tests_run_without_what_was_compiled() -> None:
+    """And with everything that `make test` gives to pytest, but for what is left out."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (usual,) = re.findall(r"^test: .*\n\t@(.+)", makefile, re.MULTILINE)
+    (plain,) = re.findall(r"^test-plain: .*\n\t@(.+)", makefile, re.MULTILINE)
+    assert plain == f"ULPSCOPE_NO_KERNEL=1 {usual} --ignore-glob='tests/test_*.py' --ignore=tests/report"
+
+
 def test_commit_hooks_run_what_make_check_runs() -> None:
     target = re.search(r"^check: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert target

@@ -20,10 +20,14 @@ __all__ = ["main", "written"]
 ROOT = Path(__file__).resolve().parent.parent / "src" / "ulpscope"
 
 KERNEL_VERSION = 7  # goes up with every change of a result or a signature, so that a library left over from an older source is not used
+RECORDER_VERSION = 6  # of `_compiled.pyx`; goes up with every change of the table below
+PART_VERSION = 1  # of what `ulpscope build` makes of `_native.cpp`
 KINDS = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "uint64", "uint32", "uint16")
 BUCKETS = 496  # buckets of a histogram of distances
 CHUNK = 1 << 18  # bytes of a file that are compared at a time
 STRIPE = 64  # bytes before a chunk that the hash needs
+MOST_DIMS_OF_VIEWS = 16  # dimensions that the kernel reads in place
+MOST_DIMS_OF_TENSORS = 25  # dimensions whose sizes the recorder has room for; it leaves tensors of more to Python
 
 
 class Field(NamedTuple):
@@ -205,6 +209,7 @@ def asserts(name: str, word: str, struct: str) -> Iterator[str]:
 
 def in_c() -> Iterator[str]:
     yield f"enum {{ KERNEL_VERSION = {KERNEL_VERSION}, BUCKETS = {BUCKETS}, CHUNK = {CHUNK}, STRIPE = {STRIPE} }};"
+    yield f"enum {{ MOST_DIMS = {MOST_DIMS_OF_VIEWS} }}; /* of a view that is read as it lies */"
     yield "/* CODES: one byte for each element, its value looked up in a table. */"
     yield f"enum kind {{ {', '.join(map(str.upper, KINDS))}, CODES }};"
     for name in KERNEL:
@@ -216,6 +221,8 @@ def in_c() -> Iterator[str]:
 
 
 def in_cpp() -> Iterator[str]:
+    yield f"constexpr int kVersion = {PART_VERSION};"
+    yield f"constexpr int64_t kMostDims = {MOST_DIMS_OF_TENSORS};"
     yield "typedef int (*Callback)(PyObject* hook, const void* left, const void* entered);"
     for name in RECORDER:
         yield f"// {STRUCTS[name].what}"
@@ -240,6 +247,7 @@ def in_python() -> Iterator[str]:
     yield "}"
     yield f"CODES = {len(KINDS)}"
     yield f"BUCKETS = {BUCKETS}"
+    yield f"MOST_DIMS = {MOST_DIMS_OF_VIEWS}  # of a view that is read as it lies"
     yield f"BYTES_OF_PARTS = {2 * (CHUNK + STRIPE)}  # room for a chunk of both sides"
     yield f"UNIT_WORDS = {size_of('unit')[0] // 8}  # of `struct unit`, the last of which is its state"
     yield f"RESULT_BYTES = {size_of('result')[0]}"
@@ -265,7 +273,17 @@ def in_cython_kernel() -> Iterator[str]:
     yield from (f"    {field.type} {field.name}" for field in STRUCTS["summary"].fields)
 
 
+def in_versions() -> Iterator[str]:
+    yield f"RECORDER_VERSION = {RECORDER_VERSION}"
+    yield f"PART_VERSION = {PART_VERSION}"
+
+
 def in_cython() -> Iterator[str]:
+    yield f"VERSION = {RECORDER_VERSION}"
+    yield ""
+    yield "cdef enum:"
+    yield f"    MOST_DIMS = {MOST_DIMS_OF_TENSORS}"
+    yield ""
     yield "cdef struct TensorFacts:"
     yield "    DLTensor told"
     told = [field.name for field in STRUCTS["TensorFacts"].fields].index("storage")
@@ -287,6 +305,7 @@ def in_cython_table() -> Iterator[str]:
 WRITTEN: list[tuple[str, str, str, Callable[[], Iterator[str]]]] = [
     ("numerics/_kernel.c", "layouts", "/* {} */", in_c),
     ("numerics/layouts.py", "layouts", "# {}", in_python),
+    ("capture/native/versions.py", "versions", "# {}", in_versions),
     ("capture/native/_native.cpp", "layouts", "// {}", in_cpp),
     ("capture/native/_compiled.pyx", "kernel", "# {}", in_cython_kernel),
     ("capture/native/_compiled.pyx", "recorder", "# {}", in_cython),

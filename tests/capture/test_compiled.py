@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled hot path records what the files of Python record, and everything works without it."""
+"""The compiled hot path records what the files of Python record; that everything works without it, `make test-plain` shows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +18,7 @@ from ulpscope._native_home import expected_part, objection
 from ulpscope.capture.native.compiled import COMPILED
 
 HERE = Path(__file__).parent
-BUILT = [Path(ulpscope.__file__).with_name("capture") / "native" / f"_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
-
-pytestmark = pytest.mark.skipif(not any(path.is_file() for path in BUILT), reason="the hot path of a recording is not compiled here")
+pytestmark = pytest.mark.compiled("recorder")
 
 
 def test_it_is_used_where_it_was_built() -> None:
@@ -81,21 +78,6 @@ def _differences(found: dict[str, list[str]], expected: dict[str, list[str]]) ->
         for name in found
         if found[name] != expected[name]
     }
-
-
-@pytest.mark.parametrize("file", ["test_backward.py", "test_calls.py", "test_devices.py", "test_silent_writes.py", "test_stacks.py"])
-def test_without_it(file: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0", str(HERE / file)],
-        env={**os.environ, "ULPSCOPE_NO_KERNEL": "1"},
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
 
 
 class _Odd(NamedTuple):

@@ -24,8 +24,9 @@ import torch
 from ulpscope import _native_home
 from ulpscope._native_home import expected_part, objection, seal
 from ulpscope.capture.native import building as native
-from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.errors import InputError, MissingDependencyError, UlpscopeError
+
+pytestmark = pytest.mark.compiled("part")
 
 COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 RELEASE = torch.__version__.partition("+")[0]
@@ -96,7 +97,7 @@ def copying(path: Path, made: Path, *, before: str = "") -> Path:
 # ---- what is used
 
 
-@pytest.mark.skipif(COMPILED is None, reason="the recorder is not compiled here")
+@pytest.mark.compiled("recorder")
 def test_it_is_used_exactly_where_it_can_be_built() -> None:
     """The part is optional, so a source that stopped compiling would go unnoticed otherwise."""
     assert (native.TABLE is not None) == (COMPILER is not None)

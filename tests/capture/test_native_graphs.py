@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 LEVELS = ("api", "module", "both", "op")
 
-needs_compiled = pytest.mark.skipif(COMPILED is None, reason="the recorder is not compiled here")
+needs_compiled = pytest.mark.compiled("recorder")
 
 __all__ = ["late"]  # a fixture
 

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,6 +77,44 @@ def test_without_the_option_operators_are_functions(sink: ListSink) -> None:
     with Capture.into_sink(lambda rank: sink):
         torch.ones(2) + torch.ones(2)
     assert sink.calls()[-1] == "Tensor.add.0"
+
+
+LATER = """
+import torch
+from torch.overrides import is_tensor_method_or_property
+from tests.capture.test_operators import ListSink
+from ulpscope import Capture
+
+for names_operators in (True, False):
+    sink, x = ListSink(), torch.ones(3)
+    with Capture.into_sink(lambda rank: sink, operators=names_operators):
+        1 - x, 2 / x, x**2, 2**x, 5 // x, 3 % x, x[0], x == 1, ~(x > 1)
+        x[0] = 2
+print(*(call.rpartition(".")[0] for call in sink.calls()))
+print(all(map(is_tensor_method_or_property, (torch.Tensor.__rsub__, torch.Tensor.__getitem__, torch.Tensor.add))))
+"""
+
+
+def test_names_stay_right_after_operators_had_their_own() -> None:
+    """torch lists its functions once in a process, on the first question: our replacements must not be what it finds then."""
+    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=True)
+    names, is_known = done.stdout.splitlines()
+    operators = "__rsub__ __rtruediv__ __pow__ __rpow__ __rfloordiv__ __rmod__ __getitem__ __eq__ gt __invert__ __setitem__"
+    assert names.split() == [f"Tensor.{name}" for name in operators.split()]
+    assert is_known == "True"
+
+
+def test_a_recording_that_has_ended_is_let_go() -> None:
+    """Indexing shows our replacement to the mode, and names are cached by function."""
+    sinks = [ListSink()]
+    gone = weakref.ref(sinks[0])
+    with Capture.into_sink(lambda rank: sinks[0], operators=True):
+        x = torch.ones(3)
+        x[0] = x[1] + 1
+    assert sinks[0].calls()[1:] == ["Tensor.__getitem__.0", "Tensor.__add__.0", "Tensor.__setitem__.0"]
+    sinks.clear()
+    gc.collect()
+    assert gone() is None
 
 
 def test_an_optimizer_under_patched_operators_stays_one_record(sink: ListSink) -> None:

@@ -14,7 +14,7 @@ from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.capture.record.backward import edges_of, plan_call
 from ulpscope.capture.walk import Found, slot_and_mark
 
-pytestmark = pytest.mark.skipif(COMPILED is None, reason="the hot path of a recording is not compiled here")
+pytestmark = pytest.mark.compiled("recorder")
 
 PLANNERS = ["cython", *(["native"] if COMPILED is not None and COMPILED.HAS_NATIVE else [])]
 SIDE = 4

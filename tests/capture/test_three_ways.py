@@ -532,6 +532,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, native_part: Path) -> dic
     return {how: json.loads((folder / how).read_text()) for how in homes}
 
 
+@pytest.mark.compiled("part")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_hard_programs_are_recorded_alike(name: str, recorded: dict[str, dict[str, Any]]) -> None:
     cases = [case for case in recorded["native"] if case.split()[0] == name]

@@ -9,7 +9,7 @@ from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.capture.record.observing import PythonObserver, RareCalls
 from ulpscope.capture.record.taking import PythonTaking, RareTaking
 
-pytestmark = pytest.mark.skipif(COMPILED is None, reason="the hot path of a recording is not compiled here")
+pytestmark = pytest.mark.compiled("recorder")
 
 TWINS = [(PythonTaking, RareTaking, "Reader"), (PythonObserver, RareCalls, "Observer")]
 

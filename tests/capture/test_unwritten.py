@@ -19,6 +19,8 @@ from ulpscope.model import Comparison
 from ulpscope.store import MemoryRun
 from ulpscope.workflows.compare.comparing import compare_runs
 
+pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")  # torch warns of it once in a process, whichever test comes first
+
 LEVELS: Any = ("api", "op")
 _garbage = itertools.cycle(range(0x41, 0x7A))
 X = torch.arange(32.0).reshape(8, 4) / 7
@@ -197,7 +199,6 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
 def test_what_is_written_is_compared(program: Callable[[float], Any], level: Any) -> None:
@@ -261,7 +262,6 @@ def test_it_ends_where_the_values_agree() -> None:
     assert rules(same, "cumsum") == [("same", "derived")]
 
 
-@pytest.mark.filterwarnings("ignore:index_reduce")
 def test_a_reduction_leaves_unwritten_what_it_does_not_reach() -> None:
     def program(scale: float) -> Tensor:
         k = fresh(8, 4)

@@ -17,7 +17,7 @@ from ulpscope.capture.native import building as native
 from ulpscope.capture.native import compiled
 from ulpscope.cli import cli
 
-pytestmark = pytest.mark.skipif(compiled.COMPILED is None, reason="the recorder is not compiled here")
+pytestmark = [pytest.mark.compiled("recorder"), pytest.mark.compiled("part")]
 
 
 @pytest.fixture

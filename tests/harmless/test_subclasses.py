@@ -6,9 +6,6 @@ Each class here writes down every question and draws a random number for it, so 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -219,22 +216,6 @@ def test_so_it_does_under_a_watch(kind: Any, calls: bool | None, tmp_path: Path)
 def test_so_do_modes_of_theirs(kind: Any, place: str, level: str, tmp_path: Path) -> None:
     mode = {"inside" if place == "above" else "around": Operations()}
     check(kind, {"level": level}, tmp_path, **mode)
-
-
-def test_so_it_is_without_what_is_compiled(tmp_path: Path) -> None:
-    code = """
-import sys; sys.path.insert(0, sys.argv[2])
-from pathlib import Path
-from tests.harmless.test_subclasses import KINDS, check
-for kind in KINDS:
-    for level in ("api", "op"):
-        check(kind, {"level": level}, Path(sys.argv[1]) / f"{kind.__name__}-{level}")
-print("done")
-"""
-    environment = {**os.environ, "ULPSCOPE_NO_KERNEL": "1"}
-    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parents[2])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
-    assert done.stdout == "done\n", done.stderr
 
 
 def test_what_lies_in_memory_is_recorded_all_the_same() -> None:

@@ -48,23 +48,25 @@ def _with_kernel(name: str, library: ctypes.CDLL) -> Implementation:
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL | None:
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Load the kernel; who asks for it is marked `compiled("kernel")`."""
     source, compiler = Path(kernel.__file__).with_name("_kernel.c"), shutil.which("cc")
     built = [path for path in map(source.with_name, [f"_kernel{suffix}" for suffix in EXTENSION_SUFFIXES]) if path.is_file()]
     if compiler is None or any(path.stat().st_mtime >= source.stat().st_mtime for path in built):
-        return open_kernel()
+        kernel_here = open_kernel()
+        assert kernel_here is not None, "the kernel beside its source cannot be used: install ulpscope again"
+        return kernel_here
     path = tmp_path_factory.mktemp("kernel") / "_kernel.so"
     subprocess.run([compiler, "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
     return load_kernel(path)
 
 
-@pytest.fixture(params=["numpy", *TARGETS])
-def implementation(request: pytest.FixtureRequest, library: ctypes.CDLL | None) -> Implementation:
+@pytest.fixture(params=["numpy", *(pytest.param(name, marks=pytest.mark.compiled("kernel")) for name in TARGETS)])
+def implementation(request: pytest.FixtureRequest) -> Implementation:
     name = request.param
     if name == "numpy":
         return Implementation(name, summarize_blocks, fingerprint_blocks, None)
-    if library is None:
-        pytest.skip("no compiled kernel: there is no C compiler here, and none was built on installation")
+    library = request.getfixturevalue("library")
     if library.ulpscope_level() < TARGETS[name]:
         pytest.skip(f"this CPU has no {name}")
     return _with_kernel(name, library)

@@ -24,10 +24,13 @@ Keep = Callable[..., Kept]
 _IN_FILES = [name for name in Difference.__slots__ if name not in ("ulp_counts", "ulp_buckets")]
 
 
+pytestmark = pytest.mark.compiled("kernel")
+
+
 @pytest.fixture
-def kernel(library: ctypes.CDLL | None) -> ctypes.CDLL:
-    if library is None or not hasattr(library, "ulpscope_compare_kept"):
-        pytest.skip("no compiled kernel that reads files here")
+def kernel(library: ctypes.CDLL) -> ctypes.CDLL:
+    if not hasattr(library, "ulpscope_compare_kept"):
+        pytest.skip("the kernel reads no files here")
     return library
 
 

@@ -18,9 +18,8 @@ from ulpscope.numerics.kernel import DifferenceOut, SummaryOut, load_kernel, ope
 from ulpscope.numerics.summary.summary_kernel import summarizing_with
 
 
-def test_a_library_of_another_version_is_not_used(library: ctypes.CDLL | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if library is None:
-        pytest.skip("no compiled kernel here")
+@pytest.mark.compiled("kernel")
+def test_a_library_of_another_version_is_not_used(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "VERSION", kernel.VERSION + 1)
     with pytest.raises(OSError, match="another version"):
         load_kernel(Path(library._name))
@@ -44,11 +43,12 @@ def test_structures_have_the_size_of_those_in_c() -> None:
     assert ctypes.sizeof(DifferenceOut) == (18 + BUCKETS) * 8
 
 
-def test_what_other_machines_build_gives_the_same_bits(library: ctypes.CDLL | None, tmp_path: Path) -> None:
+@pytest.mark.compiled("kernel")
+def test_what_other_machines_build_gives_the_same_bits(library: ctypes.CDLL, tmp_path: Path) -> None:
     """The part without instructions of x86-64, as an arm64 machine compiles it."""
     compiler = shutil.which("cc")
-    if library is None or compiler is None:
-        pytest.skip("no compiled kernel or no compiler here")
+    if compiler is None:
+        pytest.skip("no C compiler here")
     source = Path(kernel.__file__).with_name("_kernel.c")
     built = tmp_path / "portable.so"
     flags = ["-O1", "-DULPSCOPE_PORTABLE", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]

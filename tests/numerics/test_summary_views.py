@@ -13,7 +13,7 @@ from ulpscope.numerics.kernel import KERNEL
 from ulpscope.numerics.summary.summary import PreparedView, summarize
 from ulpscope.numerics.summary.summary_kernel import summarizing_views_with
 
-pytestmark = pytest.mark.skipif(KERNEL is None, reason="there is no compiled kernel here")
+pytestmark = pytest.mark.compiled("kernel")
 
 DTYPES = ["float64", "float32", "float16", "int64", "int16", "uint8", "bool"]
 TARGETS = range(-1, 0 if KERNEL is None else KERNEL.ulpscope_level() + 1)

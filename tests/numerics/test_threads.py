@@ -40,11 +40,10 @@ def runner() -> Iterator[Runner]:
     lend_threads(None)
 
 
+@pytest.mark.compiled("kernel")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64", "bool"])
 @pytest.mark.parametrize("size_bytes", [1 << 20, (1 << 20) + 8, 20_000_000, 40 << 20])
-def test_any_number_of_threads_gives_the_same_bits(library: ctypes.CDLL | None, runner: Runner, dtype: str, size_bytes: int) -> None:
-    if library is None:
-        pytest.skip("no compiled kernel here")
+def test_any_number_of_threads_gives_the_same_bits(library: ctypes.CDLL, runner: Runner, dtype: str, size_bytes: int) -> None:
     rng = np.random.default_rng(size_bytes)
     raw = rng.standard_normal(size_bytes // 8).view(np.uint8)
     summarize = summarizing_with(library)
@@ -55,9 +54,8 @@ def test_any_number_of_threads_gives_the_same_bits(library: ctypes.CDLL | None, 
     assert set(runner.calls) == {2, 5}
 
 
-def test_small_tensors_wake_nobody(library: ctypes.CDLL | None, runner: Runner) -> None:
-    if library is None:
-        pytest.skip("no compiled kernel here")
+@pytest.mark.compiled("kernel")
+def test_small_tensors_wake_nobody(library: ctypes.CDLL, runner: Runner) -> None:
     lend_threads(runner.address, lambda: 4)
     raw = np.zeros(1000, np.uint8)
     summarizing_with(library)("float32", raw.ctypes.data, raw.size)

@@ -22,7 +22,10 @@ from ulpscope.workflows.compare.early import begun_early, early_start
 
 STEP = Path("rank00000", "step00003")
 
-pytestmark = pytest.mark.skipif(not hasattr(KERNEL, "ulpscope_compare_kept"), reason="no compiled kernel that reads files here")
+pytestmark = [
+    pytest.mark.compiled("kernel"),
+    pytest.mark.skipif(KERNEL is not None and not hasattr(KERNEL, "ulpscope_compare_kept"), reason="the kernel reads no files here"),
+]
 
 
 @pytest.fixture(autouse=True)

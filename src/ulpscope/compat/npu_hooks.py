@@ -26,11 +26,11 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from ulpscope.compat.bridge import add_finding
 from ulpscope.compat.seeding import seed_all
 from ulpscope.errors import InputError
+from ulpscope.format.content import content_hash
 from ulpscope.measure import measure_tensors
 from ulpscope.model import CallRecord, LedgerEntry, SinkAbilities, Slot, TensorData, Undefined
 from ulpscope.numerics.casting import real_dtype, reals, widen
@@ -77,7 +77,7 @@ class HooksSink:
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str | None:
         data = np.frombuffer(buffer, np.uint8)
-        key = f"{xxhash.xxh3_128_hexdigest(data.data)}:{dtype}"
+        key = f"{content_hash(data.data)}:{dtype}"
         if key not in self._places:
             text = json.dumps(_values(dtype, data)).encode()
             self._places[key] = (self._texts.seek(0, os.SEEK_END), len(text))

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
+
+from ulpscope.format.content import content_hash
 
 __all__ = ["TensorFiles", "save_npy"]
 
@@ -33,7 +34,7 @@ class TensorFiles:
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str:
         """Write the bytes unless they exist already; return the key that `link` takes."""
         size = "x".join(map(str, shape))
-        key = f"{xxhash.xxh3_128_hexdigest(buffer)}-{dtype}-{size}"
+        key = f"{content_hash(buffer)}-{dtype}-{size}"
         file = self._hidden / key
         if not file.exists():
             self._hidden.mkdir(parents=True, exist_ok=True)

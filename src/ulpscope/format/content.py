@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make and parse content keys: the names of kept tensors in records, made of the hash of their bytes."""
+"""Make and parse content keys, the names of kept tensors in records, and hash with XXH3: every such hash is made here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,23 @@ import xxhash
 from ulpscope.errors import DamagedRunError, InputError
 from ulpscope.model import DTYPES
 
-__all__ = ["Content", "content_hash", "content_key", "parse_content"]
+__all__ = ["Content", "content_hash", "content_key", "hash_of_name", "hash_words", "parse_content"]
 
 content_hash = xxhash.xxh3_128_hexdigest
+
+
+def hash_words(hash: str) -> tuple[int, int]:
+    """Return the words of a content hash, the higher one first, as the kernel compares them.
+
+    >>> hash_words(f"{1:016x}{2:016x}")
+    (1, 2)
+    """
+    return int(hash[:16], 16), int(hash[16:], 16)
+
+
+def hash_of_name(name: str, numel: int) -> int:
+    """Hash the name and size of a tensor to 64 bits, which choose the positions to sample. Runs on disk depend on them."""
+    return xxhash.xxh3_64_intdigest(f"{name}:{numel}".encode("utf-8", "backslashreplace"))
 
 
 def content_key(hash: str, dtype: str, shape: tuple[int, ...]) -> str:

@@ -41,6 +41,7 @@
 
 /* begin of layouts: tools/layouts.py writes it */
 enum { KERNEL_VERSION = 7, BUCKETS = 496, CHUNK = 262144, STRIPE = 64 };
+enum { MOST_DIMS = 16 }; /* of a view that is read as it lies */
 /* CODES: one byte for each element, its value looked up in a table. */
 enum kind { FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INT64, INT32, INT16, UINT64, UINT32, UINT16, CODES };
 /* Fingerprint and statistics of a tensor. */
@@ -165,7 +166,7 @@ static const size_t SIZE[] = {8, 4, 2, 2, 8, 4, 2, 8, 4, 2, 1};
 static const int IS_WIDE[] = {1, 0, 0, 0, 1, 1, 0, 1, 1, 0, 0};
 
 enum { BLOCK = 4096, CODE_BLOCK = 32768, PAIR_BLOCK = 512, PAIR_LANES = 8, SLICES = 8 };
-enum { SEGMENT = 1 << 18, ROUND = 64, MOST_DIMS = 16 }; /* bytes, a multiple of every block; segments in flight; dimensions of a view */
+enum { SEGMENT = 1 << 18, ROUND = 64 }; /* bytes, a multiple of every block; segments in flight */
 
 /* The contribution of one block of a pair. */
 struct part {

@@ -10,6 +10,7 @@ __all__ = [
     "BYTES_OF_PARTS",
     "CODES",
     "KINDS",
+    "MOST_DIMS",
     "RESULT_BYTES",
     "RESULT_FORMAT",
     "UNIT_WORDS",
@@ -35,6 +36,7 @@ KINDS = {
 }
 CODES = 10
 BUCKETS = 496
+MOST_DIMS = 16  # of a view that is read as it lies
 BYTES_OF_PARTS = 524416  # room for a chunk of both sides
 UNIT_WORDS = 14  # of `struct unit`, the last of which is its state
 RESULT_BYTES = 176

@@ -73,6 +73,7 @@ class Patches:
         self._stood_around: dict[FunctionType, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
         self._handles: set[type] = set()
         self._depths: list[Depth] = []
+        self._around_operators: list[Callable[..., Any]] = []
 
     def module_calls(self, around: Callable[..., Any]) -> None:
         """Call `around(original, module, args, kwargs)` for every call of a module."""
@@ -200,10 +201,12 @@ class Patches:
 
     def operators(self, around: Callable[..., Any]) -> None:
         """Call `around(name, original, args)` for every operator of a tensor, by Python's name for it."""
+        torch.overrides.is_tensor_method_or_property(torch.Tensor.add)  # torch lists its functions now, once, while they are its own
+        self._around_operators.append(around)
         for name in _OPERATORS:
             original = getattr(torch.Tensor, name, None)
             if original is not None:
-                self._replace(torch.Tensor, name, _operator(name, original, around))
+                self._replace(torch.Tensor, name, _operator(name, original, self._around_operators))
 
     def single_functions(self, functions: Sequence[tuple[Any, str, str]], around: Callable[..., Any]) -> None:
         """Call `around(op, original, args, kwargs)` for every call of these functions, given as owner, attribute and name of the call."""
@@ -236,6 +239,7 @@ class Patches:
         while self._stood_around:
             leave(*self._stood_around.popitem())
         self._handles.clear()
+        self._around_operators.clear()
         while self._depths:
             self._depths.pop().end()
         while self._replaced:
@@ -325,11 +329,14 @@ def _without_dropping(original: Callable[..., Any]) -> Callable[..., Any]:
     return drop_nothing
 
 
-def _operator(name: str, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+def _operator(name: str, original: Callable[..., Any], around: list[Callable[..., Any]]) -> Callable[..., Any]:
+    """Indexing shows this function to modes, and caches keep it for good: so it does not hold on to `around`, which is empty afterwards."""
+
     @functools.wraps(original)
     def call(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(*args)
-        return around(name, original, args)
+        standing = next(iter(around), None)
+        return original(*args) if standing is None else standing(name, original, args)
 
     return call

@@ -163,6 +163,11 @@ cdef struct DLTensor:
     uint64_t byte_offset
 
 # begin of recorder: tools/layouts.py writes it
+VERSION = 6
+
+cdef enum:
+    MOST_DIMS = 25
+
 cdef struct TensorFacts:
     DLTensor told
     void* storage
@@ -207,7 +212,6 @@ cdef struct Exchange:
     int (*current_stream)(int32_t, int32_t, void**) except -1
 
 cdef enum:
-    MOST_DIMS = 25
     COMPLEX = 5  # DLPack's code of complex numbers
 
 cdef Exchange* _exchange = NULL
@@ -303,7 +307,6 @@ cdef object _owned(PyObject* made):
 
 _find_native()
 HAS_NATIVE = _native != NULL
-VERSION = 6  # of `compiled._VERSION`; raise both with each change of the table of `_native.cpp`
 
 
 # ---- objects

@@ -37,10 +37,9 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 using NodePtr = decltype(torch::autograd::Edge::function);
 
-constexpr int kVersion = 1;  // of `building._VERSION`
-constexpr int64_t kMostDims = 25;  // as `_compiled.MOST_DIMS`
-
 // begin of layouts: tools/layouts.py writes it
+constexpr int kVersion = 1;
+constexpr int64_t kMostDims = 25;
 typedef int (*Callback)(PyObject* hook, const void* left, const void* entered);
 // A tensor. It begins as DLPack's DLTensor does. `mirrors`: 1 where values are negated, 2 where they are conjugated.
 struct TensorFacts {

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from ulpscope import _native_home
+from ulpscope.capture.native.versions import PART_VERSION
 from ulpscope.errors import InputError, MissingDependencyError, UlpscopeError
 
 __all__ = ["TABLE", "build", "load"]
 
-_VERSION = 1  # of `_native.VERSION`
 _COMPILERS = ("c++", "g++", "clang++")
 _STANDARDS = ("c++20", "c++17")  # torch 2.13 asks for the first, which older compilers do not know
 _LIBRARIES = ("torch_python", "torch_cpu", "torch", "c10")
@@ -58,7 +58,7 @@ def _load(descriptor: int, file: Path) -> Any:
         raise
     loader.exec_module(module)
     found = (module.VERSION, module.TORCH)
-    wanted = (_VERSION, _release(torch.__version__))
+    wanted = (PART_VERSION, _release(torch.__version__))
     if found != wanted:
         raise ImportError(f"it is version {found[0]} for torch {found[1]}, and needed is version {wanted[0]} for torch {wanted[1]}")
     return module.TABLE

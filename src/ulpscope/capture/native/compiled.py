@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["COMPILED"]
+from ulpscope.capture.native.versions import RECORDER_VERSION
 
-_VERSION = 6  # of `_compiled.VERSION`
+__all__ = ["COMPILED"]
 
 
 def _find() -> Any:
@@ -18,7 +18,7 @@ def _find() -> Any:
         from ulpscope.capture.native import _compiled  # type: ignore[attr-defined]
     except Exception:  # not built, built for another Python, or a name that it takes from torch is gone
         return None
-    return _compiled if _compiled.IS_USABLE and _compiled.VERSION == _VERSION else None
+    return _compiled if _compiled.IS_USABLE and _compiled.VERSION == RECORDER_VERSION else None
 
 
 COMPILED = _find()

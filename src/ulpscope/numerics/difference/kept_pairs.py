@@ -14,6 +14,7 @@ from math import prod
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
+from ulpscope.format.content import hash_words
 from ulpscope.model import DTYPES
 from ulpscope.numerics.buffers import real_dtype, value_at
 from ulpscope.numerics.difference.difference import is_in_range
@@ -206,7 +207,7 @@ def _words(layout: _Layout | None, numbers: array[int]) -> tuple[int, int, int, 
 
 
 def _kept_words(kept: Kept) -> tuple[int, int, int, int, int]:
-    return kept.fd, kept.offset, kept.length, int(kept.hash[:16], 16), int(kept.hash[16:], 16)
+    return kept.fd, kept.offset, kept.length, *hash_words(kept.hash)
 
 
 def _compared(dtype: str, numel: int, results: bytearray, place: int) -> ComparedPair | None:

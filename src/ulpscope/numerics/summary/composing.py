@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
+
+from ulpscope.format.content import hash_of_name
 
 __all__ = ["Floats", "compose", "counts_of_intervals", "equal_signs", "norms", "sample_positions"]
 
@@ -77,7 +78,7 @@ def sample_positions(name: str, numel: int, at_most: int) -> npt.NDArray[np.int6
     """Return ascending positions below `numel`, all of them if they are few: the same for a name and size everywhere and for ever."""
     if numel <= at_most:
         return np.arange(numel, dtype=np.int64)
-    seed = np.uint64(xxhash.xxh3_64_intdigest(f"{name}:{numel}".encode("utf-8", "backslashreplace")))
+    seed = np.uint64(hash_of_name(name, numel))
     places = np.arange(at_most, dtype=np.uint64)
     whole, rest = divmod(numel, at_most)
     starts = places * np.uint64(whole) + places * np.uint64(rest) // np.uint64(at_most)

@@ -16,6 +16,7 @@ from ulpscope.numerics.casting import byte_values, bytes_at, real_dtype
 from ulpscope.numerics.difference.pair_sums import LARGEST_SUM, SMALLEST_SUM
 from ulpscope.numerics.gathering import pieces
 from ulpscope.numerics.kernel import BEST_TARGET, CODES, KINDS, SummaryOut
+from ulpscope.numerics.layouts import MOST_DIMS
 from ulpscope.numerics.summary.lent_threads import shared_threads
 from ulpscope.numerics.summary.moments import Moments, summary_of
 
@@ -26,7 +27,6 @@ _SUMS = ctypes.c_uint64 * 2
 _LARGE = 1 << 20  # waking threads costs as much as a few hundred KB
 _ALONE = (None, 0)
 _SMALLEST_PIECE = 64  # torch copies smaller ones faster
-_MOST_DIMS = 16  # of _kernel.c
 
 
 def addresses_of(library: ctypes.CDLL) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ class PreparedView:
     def __init__(self, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> None:
         piece, extents, steps = pieces(model_dtype(dtype).size_bytes, shape, strides)
         numbers = ctypes.c_size_t * len(extents)
-        self.is_worthwhile = piece >= _SMALLEST_PIECE and 0 < len(extents) <= _MOST_DIMS
+        self.is_worthwhile = piece >= _SMALLEST_PIECE and 0 < len(extents) <= MOST_DIMS
         self.size_bytes = piece * prod(extents)
         self.dtype = dtype
         self._extents, self._steps = numbers(*extents), numbers(*steps)

@@ -13,13 +13,13 @@ entry that cannot be understood goes to the ledger, and the others are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ulpscope.errors import DamagedRunError, MissingDependencyError, NotARunError
-from ulpscope.model import Arguments, CallName, CallRecord, Frame, LedgerEntry, Phase, RunInfo, Slot, TensorRecord
+from ulpscope.model import Arguments, CallRecord, Frame, LedgerEntry, Phase, RunInfo, Slot, TensorRecord
 from ulpscope.store.foreign.msprobe import _argument, _frames, _opened, _plain
 from ulpscope.store.foreign.msprobe_words import load_json
 from ulpscope.store.foreign.reader import (
@@ -184,25 +184,17 @@ def _read(place: Place, backward: Path | None = None) -> Reading:
                 recorded_as=entry.key,
             )
         )
-    return Reading(tuple(_with_wanted_gradients(join_backward(records))), tuple(ledger))
+    return Reading(tuple(join_backward(records, _with_wanted_gradients)), tuple(ledger))
 
 
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 
-def _with_wanted_gradients(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
+def _with_wanted_gradients(record: CallRecord, forward: CallRecord | None) -> CallRecord:
     """Add the gradients of inputs, which the checker does not keep: a call has one for each input that required it."""
-    forwards: dict[CallName, CallRecord] = {}
-    for record in records:
-        if record.phase == "forward":
-            forwards[record.call] = record
-        forward = forwards.get(record.call)
-        if record.phase != "backward" or forward is None:
-            yield record
-            continue
-        wanted = (slot for slot in forward.slots if slot.requires_grad)
-        gradients = (replace(slot, slot=Slot("output", slot.slot.path), summary=None, content=None, note=UNRECORDED) for slot in wanted)
-        yield replace(record, slots=(*record.slots, *gradients))
+    wanted = (slot for slot in forward.slots if slot.requires_grad) if forward is not None else ()
+    gradients = (replace(slot, slot=Slot("output", slot.slot.path), summary=None, content=None, note=UNRECORDED) for slot in wanted)
+    return replace(record, slots=(*record.slots, *gradients))
 
 
 def _note(place: Place, what: str, why: str) -> LedgerEntry:

@@ -168,19 +168,7 @@ def _as_mutated(record: TensorRecord) -> TensorRecord:
     return replace(record, slot=Slot("mutated", (0,)), note="recorded after the call") if is_first else record
 
 
-def join_backward(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
-    """Let each backward record stand where its forward record stood, and attribute its gradients."""
-    forwards: dict[CallName, CallRecord] = {}
-    for record in records:
-        forward = forwards.get(record.call)
-        if record.phase == "forward":
-            forwards[record.call] = record
-        elif forward is not None:
-            record = replace(record, module=forward.module, parent=forward.parent, stack=record.stack or forward.stack)
-        yield _with_gradients(record, forward) if record.phase == "backward" and record.level == "api" else record
-
-
-def _with_gradients(record: CallRecord, forward: CallRecord | None) -> CallRecord:
+def _with_gradients_of_nodes(record: CallRecord, forward: CallRecord | None) -> CallRecord:
     """Put the gradients of an autograd node under the arguments that they belong to, where that is certain.
 
     The other tools hook the last node of a call, so the gradients of a composite call belong to an operation inside it. A gradient without
@@ -200,6 +188,21 @@ def _differentiable(forward: CallRecord) -> list[TensorRecord]:
     inputs = [slot for slot in forward.slots if slot.slot.role == "input"]
     floating = [slot for slot in inputs if slot.dtype in DTYPES and DTYPES[slot.dtype].is_floating]
     return [slot for slot in inputs if slot.requires_grad] or floating
+
+
+def join_backward(
+    records: Iterable[CallRecord],
+    attribute: Callable[[CallRecord, CallRecord | None], CallRecord] = _with_gradients_of_nodes,
+) -> Iterator[CallRecord]:
+    """Let each backward record stand where its forward record stood; `attribute` gets both and says where its gradients belong."""
+    forwards: dict[CallName, CallRecord] = {}
+    for record in records:
+        forward = forwards.get(record.call)
+        if record.phase == "forward":
+            forwards[record.call] = record
+        elif forward is not None:
+            record = replace(record, module=forward.module, parent=forward.parent, stack=record.stack or forward.stack)
+        yield attribute(record, forward) if record.phase == "backward" and record.level == "api" else record
 
 
 def canonical_dtype(text: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
 from ulpscope.capture.torch_internals import Quiet
 from ulpscope.compat.tensor_files import TensorFiles, save_npy
+from ulpscope.format.content import content_hash
 from ulpscope.model import DTYPES
 
 __all__ = ["KeptTensors"]
@@ -31,7 +31,7 @@ class KeptTensors:
         self.close()  # a killed process may have left half a file
 
     def keep(self, dtype: str, shape: tuple[int, ...], buffer: Any) -> str:
-        key = self._files.keep(dtype, shape, buffer) if self._files is not None else f"{xxhash.xxh3_128_hexdigest(buffer)}-{dtype}"
+        key = self._files.keep(dtype, shape, buffer) if self._files is not None else f"{content_hash(buffer)}-{dtype}"
         if key not in self._means:
             self._means[key] = _mean(dtype, buffer)
         return key
