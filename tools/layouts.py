@@ -20,7 +20,7 @@ __all__ = ["main", "written"]
 ROOT = Path(__file__).resolve().parent.parent / "src" / "ulpscope"
 
 KERNEL_VERSION = 7  # goes up with every change of a result or a signature, so that a library left over from an older source is not used
-RECORDER_VERSION = 6  # of `_compiled.pyx`; goes up with every change of the table below
+RECORDER_VERSION = 6  # of `_compiled.pyx`; goes up with every change of the table below and of the frames that it writes
 PART_VERSION = 1  # of what `ulpscope build` makes of `_native.cpp`
 KINDS = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "uint64", "uint32", "uint16")
 BUCKETS = 496  # buckets of a histogram of distances

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rule set `derived`: a slot differs when it is farther apart than the arithmetic of its call explains.
 
-allowed = rounding units of the dtype + 8 times the distance of the call's inputs, scaled by what the result was summed from.
+allowed = rounding units of the dtype + `amplification` (8) times the distance of the call's inputs, scaled by the size of the terms that
+were summed.
 """
 
 from __future__ import annotations

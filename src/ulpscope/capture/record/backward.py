@@ -316,8 +316,8 @@ def watch_backward(backward: BackwardOfCall, edges: Edges, results: list[Found])
 def plan_call(edges: Edges, results: list[Found], *, looks_through: bool) -> Plan:
     """Find the nodes of a call that has just returned. With `looks_through`, leave out nodes that only view a gradient in another way.
 
-    There are three planners with one result: this, `_watched` in `_compiled.pyx` and `Planner` in `_native.cpp`. They walk the graph in the
-    same order.
+    There are three planners with one result: this, `_plan_call` in `_compiled.pyx` and `Planner` in `_native.cpp`. They walk the graph in
+    the same order.
     """
     first, last = edges.first, next_sequence_number()
     if first == last:

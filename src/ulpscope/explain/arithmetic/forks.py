@@ -43,13 +43,14 @@ def remark_on_choices(views: Sequence[StepView]) -> list[Finding]:
 
 
 def remark_on_amplification(views: Sequence[StepView]) -> list[Finding]:
-    """The call that magnifies honest differences most."""
+    """Name the call that magnifies honest differences most."""
     found = [(gain, call, slot) for view in views for call, slot in _judged_by([view], "amplified") if (gain := _gain(view, call, slot))]
     if not found:
         return []
     gain, call, slot = max(found, key=lambda one: one[0].factor)
     record = call.pair.record
-    headline = f"rounding is magnified, no call is to blame: most by {call_text(record, slot.pair.slot)}, {at_place(record)}"
+    unblamed = "" if any(one.divergence for one in views) else ", no call is to blame"
+    headline = f"rounding is magnified{unblamed}: most by {call_text(record, slot.pair.slot)}, {at_place(record)}"
     evidence = [difference_line(slot), f"{number(gain.factor)} times the difference of what enters", slot.verdict.reason]
     return [finding_at("note", "amplified", headline, call, slot, evidence)]
 

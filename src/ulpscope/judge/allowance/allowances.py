@@ -19,8 +19,9 @@ class Allowance:
     """What an honest call may err by in one slot.
 
     `units` is the relative rounding error of the dtype, `entering` the worst distance of what enters the call, `drift` the largest
-    distance that honest calls have reached so far. `error` is the absolute difference of the slot; `terms`, `carried`
-    `narrowed` and `jump` are absolute too (see conditioning). `is_step` is for results of an optimizer, whose elements jump by `jump`.
+    distance that honest calls have reached so far. `error` is the absolute difference of the slot; `terms`, `carried`,
+    `narrowed` (from operands that a machine rounds to a narrower format) and `jump` are absolute too (see conditioning). `is_step` is for
+    results of an optimizer, whose elements jump by `jump`.
     `inputs_known` is False where something enters that only one side has, or that is laid out otherwise: it may be anything.
     """
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute more operations of one vendor by their formulas, and name the operations that have none, with the reason.
+"""Compute operations of torch_npu by their formulas, and name the operations that have none, with the reason. New ones go here;
+`fused` holds older ones and the fused kernels of ATen.
 
 Sources are the vendor's API pages and the small-operator equivalents in its public tests. Where the two disagree, or neither says what
 happens, there is no formula: a wrong one would blame a sound kernel. Low precision is widened to float32 inside and rounded once.

@@ -45,7 +45,7 @@ _LOOK_AGAIN = "Need double check api accuracy."
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """One line of a result: its cells in the order of the columns, its colour, and whether it is good (None: not judged)."""
+    """One line of a result: its cells in the order of the columns, the word of its verdict, and its colour (None: not coloured)."""
 
     cells: tuple[Cell, ...]
     verdict: str
