@@ -35,10 +35,11 @@ test: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m 'not long'
 	@echo 'make test: all tests passed.'
 
-# tests/test_*.py hold documents, the wheel, the site and the automation, and tests/report what is shown of a result that is there: these
-# neither record nor calculate, so they are the same whatever was compiled.
+# Left out is what tests neither recording nor arithmetic, so that it is the same whatever was compiled: tests/test_*.py (documents, the wheel,
+# the site, automation), tests/report (how a result is shown), cli/test_triton.py (what commands import), hostile/test_repro_scripts.py (text).
+PLAIN := --ignore-glob='tests/test_*.py' --ignore=tests/report --ignore=tests/cli/test_triton.py --ignore=tests/hostile/test_repro_scripts.py
 test-plain: $(READY)
-	@ULPSCOPE_NO_KERNEL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m 'not long' --ignore-glob='tests/test_*.py' --ignore=tests/report
+	@ULPSCOPE_NO_KERNEL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m 'not long' $(PLAIN)
 	@echo 'make test-plain: all tests passed.'
 
 test-long: $(READY)

@@ -93,7 +93,10 @@ def test_the_plain_tests_run_without_what_was_compiled() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (usual,) = re.findall(r"^test: .*\n\t@(.+)", makefile, re.MULTILINE)
     (plain,) = re.findall(r"^test-plain: .*\n\t@(.+)", makefile, re.MULTILINE)
-    assert plain == f"ULPSCOPE_NO_KERNEL=1 {usual} --ignore-glob='tests/test_*.py' --ignore=tests/report"
+    assert plain == f"ULPSCOPE_NO_KERNEL=1 {usual} $(PLAIN)"
+    left_out = re.findall(r"--ignore(?:-glob)?='?([^ '\n]+)", makefile)
+    assert left_out
+    assert all(list(ROOT.glob(pattern)) for pattern in left_out), "a file that has moved would be tested again"
 
 
 def test_commit_hooks_run_what_make_check_runs() -> None:
