@@ -11,6 +11,7 @@ from ulpscope.explain.contributions import entered, is_beyond, made
 from ulpscope.explain.flow import Flows, value_in
 from ulpscope.explain.gaps import harmless_calls
 from ulpscope.explain.masking import values_of_another_mask
+from ulpscope.explain.programs.rewritten import is_written_otherwise, values_that_vanish
 from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, RunInfo, Side, TensorMeasurement
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.step_index import UNKNOWN, StepIndex
@@ -119,6 +120,9 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
             harmless = harmless_calls(calls) if harmless is None else harmless
             if harmless[at] and made(call) and not is_first_call and (not lone or _is_shown_by_values(slot, calls[at:])):
                 continue
+            if lone and not is_first_call and (vanishing := values_that_vanish(calls, at)):
+                excused |= vanishing
+                continue
             return Divergence(how="entered", call=call, slot=slot, lone=tuple(lone), is_first_call=is_first_call)
         if call.contribution == "contributed" and _is_no_pair(call):
             lone = [*lone, call]
@@ -129,6 +133,9 @@ def first_divergence(calls: Sequence[JudgedCall]) -> Divergence | None:
                 continue
             if call.differences and (masked := values_of_another_mask(calls, at)):
                 excused |= masked
+                continue
+            if is_written_otherwise(call) and (vanishing := values_that_vanish(calls, calls.index(call))):
+                excused |= vanishing
                 continue
             slot = worst([slot for slot in made(call) if is_beyond(slot)])
             assert slot is not None, "a contributing call has a slot that differs"
@@ -158,7 +165,8 @@ def _floating(slot: JudgedSlot) -> list[DType]:
 
 
 def _is_excused(slot: JudgedSlot, excused: set[str]) -> bool:
-    return bool(excused) and slot.pair.subject is not None and slot.pair.subject.fingerprint in excused
+    sides = (slot.pair.subject, slot.pair.reference)
+    return bool(excused) and any(one is not None and one.fingerprint in excused for one in sides)
 
 
 def _is_of_other_shape(slot: JudgedSlot) -> bool:

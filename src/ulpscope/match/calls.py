@@ -36,9 +36,8 @@ def _partners(subject: StepIndex, reference: StepIndex, mapping: Mapping | None)
     for group in ("forward", "recompute"):
         partner |= _aligned(left, right, ours[group], theirs[group], mapping)
     followed = _follow_forward(subject, reference, partner)
-    taken = set(followed.values())
-    orphans = [i for i in ours["backward"] if i not in followed]
-    return partner | followed | _aligned(left, right, orphans, [j for j in theirs["backward"] if j not in taken], mapping)
+    orphans = [i for i in ours["backward"] if subject.forward(i) == UNKNOWN]
+    return partner | followed | _aligned(left, right, orphans, [j for j in theirs["backward"] if reference.forward(j) == UNKNOWN], mapping)
 
 
 def _by_group(records: Sequence[CallRecord]) -> defaultdict[str, list[int]]:
