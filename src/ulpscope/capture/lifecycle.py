@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ulpscope._torch_private import LACKING, is_compiled_in_place
 from ulpscope.capture import active
 from ulpscope.capture.intercept import patching
 from ulpscope.capture.intercept.modules import ModuleStack, modules_in, own_parameters
@@ -120,6 +121,8 @@ class Session:
 
     def _install(self) -> None:
         _keep_ours_from_compiler()
+        for name, lost in LACKING.items():
+            self._sink.note(LedgerEntry(what=lost, why=f"torch {torch.__version__} has no '{name}'"))
         self._patches.module_calls(self._module_caller())
         self._patches.functions(self._around_function)
         self._patches.backward_passes(self._around_backward)
@@ -292,4 +295,4 @@ def has_fast_path(module: torch.nn.Module) -> bool:
 
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether a module runs code that torch compiled or scripted: none of its calls pass where calls are seen."""
-    return "_orig_mod" in module._modules or module._compiled_call_impl is not None or isinstance(module, torch.jit.ScriptModule)
+    return "_orig_mod" in module._modules or is_compiled_in_place(module) or isinstance(module, torch.jit.ScriptModule)

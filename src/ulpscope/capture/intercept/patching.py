@@ -35,6 +35,16 @@ from typing import Any
 
 import torch
 
+from ulpscope._torch_private import (
+    PIPELINE_PREPARATIONS,
+    PIPELINE_STAGES,
+    SHARDED_PARAMETERS,
+    HigherOrderOperator,
+    batch_iterator,
+    coalescing_manager,
+    engine_run_backward,
+    register_hook,
+)
 from ulpscope.capture.intercept.collectives import ASYNCHRONOUS_MODULE, collective_functions
 from ulpscope.capture.intercept.depth import Depth
 from ulpscope.capture.intercept.stand_ins import leave, stand_around, stand_in_code
@@ -57,8 +67,6 @@ _WAITING = ("wait", "synchronize", "block_current_stream", "value", "is_complete
 """What a program asks of a handle; `is_completed` and `done` only answer, and `get_future` hands the waiting to somebody else."""
 
 _PIPELINE = "torch.distributed.pipelining.stage"
-_SHARDED = "torch.distributed.fsdp._fully_shard._fsdp_param"
-_PREPARATIONS = ("_prepare_forward_infra", "_prepare_backward_infra")
 _LATE = (ASYNCHRONOUS_MODULE, "torch.distributed.nn.functional")
 """What is imported only where there is a group of processes."""
 
@@ -94,7 +102,7 @@ class Patches:
 
     def higher_order_operators(self, around: Callable[..., Any]) -> None:
         """`around(original, operator, args, kwargs)` stands for every call of a higher-order operator, also for those it is made of."""
-        function: Any = torch._ops.HigherOrderOperator.__call__
+        function: Any = HigherOrderOperator.__call__
 
         def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +118,8 @@ class Patches:
 
     def hook_registration(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """`around(original)` stands for what torch calls to register a hook on a node of the graph."""
-        self._replace(torch.autograd.Function, "_register_hook", around(torch.autograd.Function._register_hook))
+        if register_hook is not None:
+            self._replace(torch.autograd.Function, register_hook.__name__, around(register_hook))
 
     def backward_passes(self, around: Callable[..., Any]) -> None:
         """`around(original, args, kwargs)` stands for every pass of the autograd engine that Python starts."""
@@ -123,7 +132,8 @@ class Patches:
 
             return run
 
-        self.stand_in(vars(torch.autograd)["_engine_run_backward"], standing_for)
+        if engine_run_backward is not None:
+            self.stand_in(engine_run_backward, standing_for)
 
     def collectives(self, around: Callable[..., Any], around_wait: Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]) -> None:
         """`around(name, original, args, kwargs)` stands for every collective of torch.distributed.
@@ -133,14 +143,12 @@ class Patches:
         """
         if not torch.distributed.is_available():
             return
-        from torch.distributed import distributed_c10d
-
         if torch.distributed.is_initialized():
             for module in _LATE:
                 importlib.import_module(module)
         for name, function in collective_functions().items():
             self.stand_in(function, functools.partial(_outermost, name, around=around))
-        waits = [(sys.modules.get(ASYNCHRONOUS_MODULE), "wait_tensor"), (distributed_c10d._CoalescingManager, "append")]
+        waits = [(sys.modules.get(ASYNCHRONOUS_MODULE), "wait_tensor"), (coalescing_manager(), "append")]
         for owner, name in waits:
             wait = vars(owner).get(name) if owner is not None else None
             if isinstance(wait, FunctionType):
@@ -164,8 +172,8 @@ class Patches:
     def pipelines(self, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> bool:
         """`around(original, args, kwargs)` stands for what a pipeline does once to find out its shapes; True when that is in place."""
         module = sys.modules.get(_PIPELINE)
-        for stage in ("_PipelineStage", "PipelineStage"):
-            for name in _PREPARATIONS:
+        for stage in PIPELINE_STAGES:
+            for name in PIPELINE_PREPARATIONS:
                 method = vars(getattr(module, stage, object)).get(name)
                 if isinstance(method, FunctionType):
                     self.stand_in(method, lambda original: lambda *args, **kwargs: around(original, args, kwargs))
@@ -173,7 +181,7 @@ class Patches:
 
     def allocations(self, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> bool:
         """`around(original, args, kwargs)` stands for giving new memory to a tensor, as FSDP does; True when that is in place."""
-        module = sys.modules.get(_SHARDED)
+        module = sys.modules.get(SHARDED_PARAMETERS)
         function = vars(module).get("alloc_storage") if module is not None else None
         if isinstance(function, FunctionType):
             self.stand_in(function, lambda original: lambda *args, **kwargs: around(original, args, kwargs))
@@ -214,7 +222,8 @@ class Patches:
 
     def batches(self, around: Callable[..., Any]) -> None:
         """`around(next_batch)` stands for every batch that an iterator over a DataLoader gives."""
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
+        if batch_iterator is None:
+            return
 
         def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
             def fetch(self: Any) -> Any:
@@ -222,7 +231,7 @@ class Patches:
 
             return fetch
 
-        self.stand_in(_BaseDataLoaderIter.__next__, standing_for)
+        self.stand_in(batch_iterator.__next__, standing_for)
 
     def no_dropout(self) -> None:
         """Let the functions that every dropout module calls drop nothing; they are still called, and seen."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ulpscope._torch_private import OpOverloadPacket, spare_device
 from ulpscope.capture.record.taking import PLAIN
 from ulpscope.capture.torch_internals import blind, free_weak_reference, is_foreign, is_gone, is_traced, storage_identity, weak_reference
 from ulpscope.capture.walk import Found
@@ -28,7 +29,6 @@ __all__ = ["FollowedCall", "Memory", "Unwritten"]
 _MOST_ELEMENTS = 1 << 28
 """Of a larger storage no mask is made: it counts as unwritten until it is written to as a whole."""
 _MOST_STORAGES = 10_000
-_BACKEND = torch._C._get_privateuse1_backend_name
 
 # The places of the values of operations that only move elements; whatever else they are given says where to.
 _MOVING = {
@@ -374,7 +374,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
     What a transform or a tracer wraps has none that could be told from others.
     """
-    if type(tensor) not in PLAIN and (is_foreign(tensor) or tensor.device.type != _BACKEND() or hasattr(tensor, "to_local")):
+    if type(tensor) not in PLAIN and (is_foreign(tensor) or tensor.device.type != spare_device() or hasattr(tensor, "to_local")):
         return False
     return tensor.layout is torch.strided and not is_traced(tensor)
 
@@ -413,7 +413,7 @@ def _is_pointwise(name: str) -> bool:
     bare = name.strip("_")
     for candidate in (name, name.rstrip("_"), bare, bare[1:], {"truediv": "div", "rtruediv": "div", "itruediv": "div"}.get(bare, bare)):
         packet = getattr(torch.ops.aten, candidate, None) if candidate and not candidate.startswith("__") else None
-        if isinstance(packet, torch._ops.OpOverloadPacket):
+        if isinstance(packet, OpOverloadPacket):
             return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())  # type: ignore[no-untyped-call]
     return False
 
