@@ -162,17 +162,17 @@ set_compiler: Any = _or(
     "torch._C._dynamo.eval_frame.set_eval_frame", lambda compiler: compiler, "keep torch.compile from looking at a recording's own work"
 )
 _mark_code: Any = _or("torch._C._dynamo.eval_frame.set_code_exec_strategy", None)
+_mark: Any = _or("torch._C._dynamo.eval_frame._FrameExecStrategy", None)
+_action: Any = _or("torch._C._dynamo.eval_frame._FrameAction", None)
 _skip_code: Any = _or("torch._C._dynamo.eval_frame.skip_code", None)  # torch before 2.7
-if _mark_code is None and _skip_code is None:
-    LACKING["torch._C._dynamo.eval_frame.set_code_exec_strategy"] = "keep torch.compile from compiling a recording's own code"
+if _skip_code is None and None in (_mark_code, _mark, _action):
+    LACKING["torch._C._dynamo.eval_frame.skip_code"] = "keep torch.compile from compiling a recording's own code"
 
 
 def skip_in_compiler(code: CodeType) -> None:
     """Tell torch's compiler to leave this code as it is, and to look at what it calls."""
-    if _mark_code is not None:
-        action = _found("torch._C._dynamo.eval_frame._FrameAction")
-        strategy = _found("torch._C._dynamo.eval_frame._FrameExecStrategy")
-        _mark_code(code, strategy(action.SKIP, action.DEFAULT))
+    if None not in (_mark_code, _mark, _action):
+        _mark_code(code, _mark(_action.SKIP, _action.DEFAULT))
     elif _skip_code is not None:
         _skip_code(code)
 
