@@ -11,7 +11,7 @@ import re
 
 __all__ = ["OLDEST", "TRIED", "newer_than_tried", "range_tried"]
 
-TRIED = ("2.4.1", "2.8.0", "2.13.0", "2.15.0")
+TRIED = ("2.6.0", "2.8.0", "2.13.0", "2.15.0")
 """The oldest supported, some between, and the newest, as `make test-matrix` runs them."""
 
 OLDEST = TRIED[0].rpartition(".")[0]
