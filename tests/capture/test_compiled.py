@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import ulpscope
+from tests.older_torch import needs_table
 from ulpscope._native_home import expected_part, objection
 from ulpscope.capture.native.compiled import COMPILED
 
@@ -24,6 +25,7 @@ BUILT = [Path(ulpscope.__file__).with_name("capture") / "native" / f"_compiled{s
 pytestmark = pytest.mark.skipif(not any(path.is_file() for path in BUILT), reason="the hot path of a recording is not compiled here")
 
 
+@needs_table
 def test_it_is_used_where_it_was_built() -> None:
     """A name of torch's that went, or another version, would only make recording slower otherwise."""
     assert COMPILED is not None
@@ -43,6 +45,7 @@ def _records(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+@needs_table
 def test_same_records_all_three_ways(tmp_path: Path) -> None:
     """In Python, compiled, and compiled with what `ulpscope build` makes, where it was built."""
     script = [sys.executable, str(HERE / "record_programs.py")]

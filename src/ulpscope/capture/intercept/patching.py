@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -98,7 +99,11 @@ class Patches:
 
             return apply
 
-        self.stand_in(torch.autograd.Function.__dict__["apply"].__func__, standing_for)
+        found = inspect.getattr_static(torch.autograd.Function, "apply")
+        if isinstance(found, classmethod):
+            self.stand_in(found.__func__, standing_for)
+        else:  # written in C++ from torch 2.15 on
+            self._replace(torch.autograd.Function, "apply", classmethod(standing_for(functools.partial(_bound, found))))
 
     def higher_order_operators(self, around: Callable[..., Any]) -> None:
         """`around(original, operator, args, kwargs)` stands for every call of a higher-order operator, also for those it is made of."""
@@ -255,6 +260,11 @@ class Patches:
     def _replace(self, owner: Any, name: str, replacement: Any) -> None:
         self._replaced.append((owner, name, owner.__dict__.get(name, _INHERITED)))
         setattr(owner, name, replacement)
+
+
+def _bound(descriptor: Any, cls: type, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a class method of C++ as the method of a class."""
+    return descriptor.__get__(None, cls)(*args, **kwargs)
 
 
 def _module_call(original: Callable[..., Any], around: Callable[..., Any], depth: Depth) -> Callable[..., Any]:
