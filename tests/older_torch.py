@@ -12,11 +12,11 @@ RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 
 HAS_TABLE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 needs_table = pytest.mark.skipif(
-    not HAS_TABLE, reason="the compiled recorder needs DLPack's table of C functions, which torch has from 2.10 on"
+    not HAS_TABLE, reason="this torch has no table of C functions of DLPack's, without which nothing compiled records"
 )
 
 RESUMES_SEEN = RELEASE >= (2, 7)
-"""From 2.7 on, what was compiled before a capture begins is compiled again when modules are looked at; before, none of its calls is seen."""
+"""From 2.7 on, what was compiled before a capture is compiled again when modules are looked at; before, none of its calls is seen."""
 
 SHARDS_ON_CPU = RELEASE >= (2, 7)
 """Before 2.7, torch's own fully_shard asks the CPU for an event that its streams do not have."""

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+import ulpscope
 from ulpscope import _torch_private, _torch_versions
+from ulpscope.errors import UlpscopeError
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "src/ulpscope/_torch_private.py"
@@ -234,3 +236,14 @@ def test_what_is_lost_stands_in_the_ledger(without_each: dict[str, dict[str, Any
     told = without_each["torch._C._current_autograd_node"]
     why = f"torch {torch.__version__} has no 'torch._C._current_autograd_node'"
     assert told["record"]["ledger"] == [*without_each[""]["record"]["ledger"], f"tell which backward call is running: {why}"]
+
+
+def test_a_torch_in_which_something_is_not_what_it_was_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = vars(torch.nn.Module)["__call__"]
+    monkeypatch.setattr(torch.amp.GradScaler, "step", property(lambda _: None))
+    with pytest.raises(UlpscopeError) as error, ulpscope.Capture(tmp_path / "run"):
+        pass
+    assert str(error.value).startswith(f"recording cannot begin with torch {torch.__version__}: ")
+    assert str(error.value).endswith(f"; ulpscope is tried with {_torch_versions.range_tried()}")
+    assert "\n" not in str(error.value)
+    assert vars(torch.nn.Module)["__call__"] is before

@@ -19,6 +19,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope._torch_private import LACKING, is_compiled_in_place
+from ulpscope._torch_versions import range_tried
 from ulpscope.capture import active
 from ulpscope.capture.intercept import patching
 from ulpscope.capture.intercept.modules import ModuleStack, modules_in, own_parameters
@@ -28,6 +29,7 @@ from ulpscope.capture.record.state import OptimizerProbe
 from ulpscope.capture.safety import Safety
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.torch_internals import FUSED_MODULES, graph_task, is_jit_tracing, keep_from_compiler, not_compiled
+from ulpscope.errors import UlpscopeError
 from ulpscope.model import LedgerEntry, Sink
 
 __all__ = ["Session", "has_fast_path", "is_compiled"]
@@ -115,6 +117,12 @@ class Session:
         active.join(self)
         try:
             self._install()
+        except (AttributeError, ImportError, TypeError) as error:  # something of torch's is not what it was in every version tried
+            self.stop(complete=False)
+            reason = " ".join(str(error).split())
+            raise UlpscopeError(
+                f"recording cannot begin with torch {torch.__version__}: {reason}; ulpscope is tried with {range_tried()}"
+            ) from error
         except BaseException:
             self.stop(complete=False)
             raise
