@@ -17,7 +17,7 @@ help:
 	@echo 'make demo       two small training runs, one broken operation, and the report that names it'
 	@echo 'make test       all tests but the long ones'
 	@echo 'make test-long  whole corpora, hundreds of repetitions, and what needs the peer'
-	@echo 'make test-matrix  all tests but the long ones on several versions of torch, each in an environment of 6 GB; TORCH=2.8.0 names one'
+	@echo 'make test-matrix  all tests but the long ones on the oldest and the newest torch, each in an environment of 7 GB; TORCH=2.12.0 names one'
 	@echo 'make check      ruff, mypy --strict, import-linter'
 	@echo 'make docs       the documentation site, in build/site'
 	@echo 'make web        rebuild the report page (needs node and npm)'

@@ -85,12 +85,12 @@ def test_the_matrix_spans_what_the_project_promises() -> None:
 
 
 def test_the_local_matrix_runs_what_the_project_says_was_tried() -> None:
-    """Four: the oldest, one between, the one of constraints.txt, and the newest, in this order."""
+    """Three: the oldest, the one of constraints.txt, and the newest, in this order."""
     tried = list(_torch_versions.TRIED)
     assert matrix.versions_tried() == tried
     assert [newer(version) for version in tried] == sorted(newer(version) for version in tried)
-    assert len(tried) == 4
-    assert f"torch=={tried[2]}\n" in CONSTRAINTS
+    assert len(tried) == 3
+    assert f"torch=={tried[1]}\n" in CONSTRAINTS
     assert f"{_torch_versions.OLDEST}." in tried[0]
 
 

@@ -2,10 +2,10 @@
 """Run the tests on several versions of torch, each in an environment of its own under build/matrix, and print one table.
 
     python tools/matrix.py                 the versions that the project says were tried
-    python tools/matrix.py 2.6.0 2.15.0    these
+    python tools/matrix.py 2.12.0 2.15.0   these
 
 An environment is made once: torch first, as pip resolves it, then the package with its test dependencies as `constraints.txt` has them.
-torch from the index is a CUDA build, so an environment takes about 6 GB; remove build/matrix when you are done.
+torch from the index is a CUDA build, so an environment takes 5 to 8 GB; remove build/matrix when you are done.
 """
 
 from __future__ import annotations

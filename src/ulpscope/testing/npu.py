@@ -185,7 +185,7 @@ def _check_torch() -> None:
     if missing := missing_for_emulation():
         raise UlpscopeError(
             f"the emulated npu needs {', '.join(missing)}, which torch {torch.__version__} does not have; "
-            f"it is tested with torch {', '.join(TRIED[1:])}"
+            f"it is tested with torch {', '.join(TRIED)}"
         )
     if (taken := spare_device()) != "privateuseone":
         raise UlpscopeError(f"the emulated npu cannot be installed: this process has given torch's spare device to {taken!r} already")
