@@ -231,6 +231,10 @@ def _attention(
     if chosen != _FLASH:
         result, _ = torch.ops.aten._scaled_dot_product_attention_math.default(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         return result
+    if query.dim() == 3:  # torch 2.15 takes it for a batch of one
+        mask = attn_mask.unsqueeze(0) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        result = _attention(*(tensor.unsqueeze(0) for tensor in (query, key, value)), mask, dropout_p, is_causal, **kwargs)
+        return result.squeeze(0)
     kwargs.pop("enable_gqa", None)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
