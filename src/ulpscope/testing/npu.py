@@ -233,8 +233,8 @@ def _attention(
         return result
     if query.dim() == 3:  # torch 2.15 takes it for a batch of one
         mask = attn_mask.unsqueeze(0) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
-        result = _attention(*(tensor.unsqueeze(0) for tensor in (query, key, value)), mask, dropout_p, is_causal, **kwargs)
-        return result.squeeze(0)
+        batch = [tensor.unsqueeze(0) for tensor in (query, key, value)]
+        return _attention(batch[0], batch[1], batch[2], mask, dropout_p, is_causal, **kwargs).squeeze(0)
     kwargs.pop("enable_gqa", None)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
