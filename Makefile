@@ -11,13 +11,14 @@ READY_FOR_DOCS := .venv/.ready-for-docs
 PAGE := src/ulpscope/report/assets/report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-plain test-long check docs web web-check bench release clean
+.PHONY: help demo test test-plain test-long test-matrix check docs web web-check bench release clean
 
 help:
 	@echo 'make demo       two small training runs, one broken operation, and the report that names it'
 	@echo 'make test       all tests but the long ones'
 	@echo 'make test-plain the same tests in NumPy and Python, without what was compiled'
 	@echo 'make test-long  whole corpora, hundreds of repetitions, and what needs the peer'
+	@echo 'make test-matrix  all tests but the long ones on the oldest and the newest torch, each in an environment of 7 GB; TORCH=2.12.0 names one'
 	@echo 'make check      ruff, mypy --strict, import-linter'
 	@echo 'make docs       the documentation site, in build/site'
 	@echo 'make web        rebuild the report page (needs node and npm)'
@@ -45,6 +46,10 @@ test-plain: $(READY)
 test-long: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m long
 	@echo 'make test-long: all long tests passed.'
+
+# Downloads gigabytes of CUDA builds, so nothing else asks for it.
+test-matrix:
+	@JOBS=$(JOBS) $(PYTHON) tools/matrix.py $(TORCH)
 
 check: $(READY)
 	@$(BIN)/ruff check

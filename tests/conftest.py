@@ -11,6 +11,7 @@ compares it with its twin in Python.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -72,6 +73,25 @@ def pytest_configure(config: pytest.Config) -> None:
     part = expected_part()
     if part is not None and objection(part.file) and not config.option.collectonly:
         subprocess.run([sys.executable, "-m", "ulpscope", "build"], stdout=subprocess.DEVNULL, check=False)  # where it cannot, it says why
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Skip what needs the emulated npu where this torch cannot have one: a test, or the program that it ran, then says so."""
+    report: Any = yield
+    if report.failed and (sentence := _without_npu()) and sentence in str(report.longrepr):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), (item.location[1] or 0) + 1, f"Skipped: {sentence}")
+    return report
+
+
+@functools.cache
+def _without_npu() -> str:
+    """What is said where this torch cannot have an emulated npu; empty where it can."""
+    from ulpscope._torch_private import missing_for_emulation
+
+    missing = missing_for_emulation()
+    return f"the emulated npu needs {', '.join(missing)}, which torch" if missing else ""
 
 
 @pytest.fixture(autouse=True)

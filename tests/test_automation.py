@@ -17,6 +17,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from ruamel.yaml import YAML
+from tools import matrix
+
+from ulpscope import _torch_versions
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -77,6 +80,56 @@ def test_the_matrix_spans_what_the_project_promises() -> None:
     assert {"python": oldest_python[1], "torch": f"=={oldest_torch[1]}.*"} in cells
     assert f"=={pinned_torch[1]}.*" in {cell["torch"] for cell in cells}
     assert f">={pinned_torch[1]}" in {cell["torch"] for cell in cells}
+    assert oldest_torch[1] == _torch_versions.OLDEST
+    assert {f"=={version.rpartition('.')[0]}.*" for version in _torch_versions.TRIED} <= {cell["torch"] for cell in cells}
+
+
+def test_the_local_matrix_runs_what_the_project_says_was_tried() -> None:
+    """Three: the oldest, the one of constraints.txt, and the newest, in this order."""
+    tried = list(_torch_versions.TRIED)
+    assert matrix.versions_tried() == tried
+    assert [newer(version) for version in tried] == sorted(newer(version) for version in tried)
+    assert len(tried) == 3
+    assert f"torch=={tried[1]}\n" in CONSTRAINTS
+    assert f"{_torch_versions.OLDEST}." in tried[0]
+
+
+def newer(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def test_a_run_of_the_matrix_is_counted_from_what_pytest_writes(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\ndef test_a(): pass\ndef test_b(): pass\ndef test_c(): assert 0\ndef test_d(): pytest.skip('no')\n"
+        "@pytest.fixture\ndef broken(): raise ValueError\ndef test_e(broken): pass\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--junitxml=tests.xml",
+        "-c",
+        "/dev/null",
+        "--rootdir=.",
+        ".",
+    ]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    assert matrix.counted(tmp_path / "tests.xml", "2.8.0", "3.11.7") == ("2.8.0", "3.11.7", 2, 2, 1)
+
+
+def test_a_torch_that_cannot_be_had_is_one_sentence_and_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(matrix, "HOME", tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    assert matrix.matrix(["0.0.1"]) == 1
+    sentence = "torch 0.0.1: the environment build/matrix/0.0.1 does not get torch 0.0.1; all that was said is in its install.log\n"
+    assert capfd.readouterr().err == sentence
+    assert "No matching distribution found for torch==0.0.1" in (tmp_path / "0.0.1" / "install.log").read_text()
 
 
 def test_help_names_every_target_and_the_script_makes_those_of_a_change() -> None:

@@ -20,7 +20,18 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["SOURCE", "Part", "Untrusted", "expected_part", "make_folder", "objection", "objection_to_folder", "opened", "seal"]
+__all__ = [
+    "SOURCE",
+    "Part",
+    "Untrusted",
+    "expected_part",
+    "installed_torch",
+    "make_folder",
+    "objection",
+    "objection_to_folder",
+    "opened",
+    "seal",
+]
 
 SOURCE = Path(__file__).parent / "capture" / "native" / "_native.cpp"
 _SEAL_BYTES = 16
@@ -49,6 +60,14 @@ def expected_part() -> Part | None:
     key = hashlib.blake2b(source + build.encode(), digest_size=8).hexdigest()
     folder = re.sub(r"[^\w.+-]", "_", f"{sys.implementation.cache_tag}-torch-{torch.__version__}-{key}")
     return Part(home / folder / f"_native{EXTENSION_SUFFIXES[0]}", str(torch.__version__))
+
+
+def installed_torch() -> str:
+    """The version of torch that is installed; empty where there is none, or one that is broken."""
+    try:
+        return str(_torch_version().__version__)
+    except Exception:
+        return ""
 
 
 def objection(file: Path) -> str:

@@ -11,7 +11,9 @@ import torch
 from ulpscope.model import DTYPES, Summary
 from ulpscope.numerics.summary.summary import summarize
 
-DTYPE_NAMES = [name for name in DTYPES if name != "complex32"]  # torch has hardly an operation for it
+DTYPE_NAMES = [name for name in DTYPES if name != "complex32" and hasattr(torch, name)]
+"""Those that this torch has (float8_e8m0fnu from 2.7 on), but for complex32, for which it has hardly an operation."""
+
 LAYOUTS = {
     "whole": lambda block: block,
     "permuted": lambda block: block.permute(2, 0, 1),

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import ulpscope
+from tests.older_torch import needs_table
 from ulpscope._native_home import expected_part, objection
 from ulpscope.capture.native.compiled import COMPILED
 
@@ -21,6 +22,7 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.compiled("recorder")
 
 
+@needs_table
 def test_it_is_used_where_it_was_built() -> None:
     """If a name of torch's went, or the version changed, recording would otherwise only become slower."""
     assert COMPILED is not None
@@ -40,6 +42,7 @@ def _records(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+@needs_table
 def test_same_records_all_three_ways(tmp_path: Path) -> None:
     """In Python, compiled, and compiled with what `ulpscope build` makes, where it was built."""
     script = [sys.executable, str(HERE / "record_programs.py")]

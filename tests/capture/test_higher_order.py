@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._higher_order_ops import associative_scan, scan, while_loop
-from torch._higher_order_ops.foreach_map import foreach_map
 from torch._higher_order_ops.map import map as mapped
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch._higher_order_ops.strict_mode import strict_mode
@@ -98,6 +98,8 @@ def saved_state() -> Any:
 
 
 def many() -> Any:
+    from torch._higher_order_ops.foreach_map import foreach_map
+
     return foreach_map(torch.add, [torch.ones(2), torch.ones(3)], [torch.ones(2), torch.ones(3)])
 
 
@@ -113,8 +115,9 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "out_dtype": other_dtype,
     "strict_mode": strict,
     "run_and_save_rng_state": saved_state,
-    "foreach_map": many,
 }
+if importlib.util.find_spec("torch._higher_order_ops.foreach_map") is not None:  # torch 2.7 on
+    PROGRAMS["foreach_map"] = many
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,9 @@ from ulpscope.capture.intercept.stand_ins import leave, stand_around, stands_in
 
 CALLED: list[str] = []
 
+APPLY_IS_PYTHON = isinstance(inspect.getattr_static(torch.autograd.Function, "apply"), classmethod)
+"""From torch 2.15 on it is written in C++."""
+
 
 def passing_on(name: str) -> Callable[..., Any]:
     """Make a function that stands around another and calls it, wherever it is among the arguments."""
@@ -134,9 +137,8 @@ def test_each_stays_the_object_it_is_under_every_name() -> None:
     first.everything()
     functions = first.functions_stood_around
     first.undo()
-    assert {"module_calls", "functions", "higher_order_operators", "backward_passes", "scaler_steps", "batches"} <= {
-        asked for asked, _ in functions
-    }
+    expected = {"module_calls", "higher_order_operators", "backward_passes", "scaler_steps", "batches"}
+    assert expected | ({"functions"} if APPLY_IS_PYTHON else set()) <= {asked for asked, _ in functions}
     before = [(facts(function), function.__code__) for _, function in functions]
     names = names_of([function for _, function in functions])
     assert {function for function, _ in names} == {function.__qualname__ for _, function in functions}
@@ -177,7 +179,7 @@ def test_only_what_has_no_code_of_python_is_replaced_as_an_attribute(everything:
         for asked, owner, name in everything.attributes_replaced
         if asked not in ("handles", "operators", "hook_registration", "single_functions")
     ]
-    assert wrong == []
+    assert wrong == ([] if APPLY_IS_PYTHON else ["Function.apply"])
     assert [name for asked, _, name in everything.attributes_replaced if asked == "single_functions"] == ["gelu"]
 
 
@@ -193,7 +195,7 @@ class _Doubled(torch.autograd.Function):
 
 def test_a_name_that_was_taken_before_is_seen_too() -> None:
     call: Any = nn.Module.__call__
-    apply = torch.autograd.Function.__dict__["apply"].__func__
+    apply: Any = torch.autograd.Function.__dict__["apply"].__func__ if APPLY_IS_PYTHON else lambda cls, x: cls.apply(x)
     cond, x = torch.ops.higher_order.strict_mode, torch.ones(2)
     with recording(level="both") as run:
         call(nn.Linear(2, 2), torch.ones(2))

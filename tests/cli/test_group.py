@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import ulpscope
+from ulpscope import _torch_versions
 from ulpscope.capture.native.building import TABLE
 from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.cli import cli
@@ -143,6 +144,19 @@ def test_version() -> None:
     if TABLE is not None:
         recorder += f", built for torch {torch.__version__}"
     assert (result.exit_code, result.stdout) == (0, f"ulpscope {ulpscope.__version__} ({kernel_name()}; {recorder})\n")
+
+
+def test_a_torch_newer_than_any_tried_is_one_line_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "__version__", "99.1.0")
+    lines = CliRunner().invoke(cli, ["--version"]).stdout.splitlines()
+    newest = _torch_versions.TRIED[-1]
+    said = f"torch 99.1.0 is newer than {newest}, the newest that ulpscope was tried with: what it lacks is said where it is missed"
+    assert lines[1:] == [said]
+
+
+@pytest.mark.parametrize("version", ["", "2.4.0", "2.13.0+cpu", f"{_torch_versions.TRIED[-1].rpartition('.')[0]}.7"])
+def test_no_other_torch_is(version: str) -> None:
+    assert _torch_versions.newer_than_tried(version) == ""
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.harmless import programs
 from tests.harmless.test_harmless import recorded, recording
+from tests.older_torch import SHARDS_ON_CPU
 
 CASES = [("api", "statistics"), ("both", "tensors"), ("op", "tensors")]
 
@@ -128,7 +129,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     programs.PROGRAMS.update(TOGETHER)
     wrong: dict[str, str] = {}
-    for name in TOGETHER:
+    for name in TOGETHER if SHARDS_ON_CPU else TOGETHER.keys() - {"fully_sharded"}:
         wrong |= compare(name, folder)
     (folder / f"{rank}.json").write_text(json.dumps(wrong))
     dist.barrier()

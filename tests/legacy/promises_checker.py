@@ -34,7 +34,7 @@ PROMISES = {
 }
 
 INSTEAD = {
-    "C02": "those versions are not tried; the tests run on torch 2.11 and 2.13",
+    "C02": "those versions are not tried; the tests run on torch 2.11 and later",
     "C04": "`pip install ulpscope-legacy`; it needs none of the three, and run_ut.py still lies at its old path inside the package",
     "O05": "as C02 and C04",
 }

@@ -23,6 +23,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.harmless import programs
+from ulpscope import _torch_private
 from ulpscope.errors import InputError, UlpscopeError
 from ulpscope.testing import npu
 
@@ -318,12 +319,13 @@ def check_installing_again_changes_nothing():
 
 
 def check_a_missing_function_is_named():
-    npu._NEEDED, kept = (*npu._NEEDED, "torch._C._not_there_yet", "torch.nowhere.nothing"), npu._NEEDED
+    kept = _torch_private._EMULATION
+    _torch_private._EMULATION = (*kept, "torch._C._not_there_yet", "torch.nowhere.nothing")
     try:
         with pytest.raises(UlpscopeError, match=r"torch\._C\._not_there_yet, torch\.nowhere\.nothing, which torch 2"):
             npu._check_torch()
     finally:
-        npu._NEEDED = kept
+        _torch_private._EMULATION = kept
 
 
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
@@ -332,7 +334,8 @@ CHECKS |= {f"equal to cpu: {name}": (lambda name=name: equal_to_cpu(name)) for n
 
 def main() -> None:
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "`torch.jit.*is deprecated", DeprecationWarning)
+    for category in (DeprecationWarning, FutureWarning):  # the second from torch 2.14 on
+        warnings.filterwarnings("ignore", "`torch.jit.*is deprecated", category)
     warnings.filterwarnings("ignore", "Sparse CSR tensor support")
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     npu.install(stand_in_torch_npu=True)

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ulpscope._torch_private import LACKING, is_compiled_in_place
+from ulpscope._torch_versions import range_tried
 from ulpscope.capture import active
 from ulpscope.capture.intercept import patching
 from ulpscope.capture.intercept.modules import ModuleStack, modules_in, own_parameters
@@ -27,6 +29,7 @@ from ulpscope.capture.record.state import OptimizerProbe
 from ulpscope.capture.safety import Safety
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.torch_internals import FUSED_MODULES, graph_task, is_jit_tracing, keep_from_compiler, not_compiled
+from ulpscope.errors import UlpscopeError
 from ulpscope.model import LedgerEntry, Sink
 
 __all__ = ["Session", "has_fast_path", "is_compiled"]
@@ -114,12 +117,20 @@ class Session:
         active.join(self)
         try:
             self._install()
+        except (AttributeError, ImportError, TypeError) as error:  # something of torch's is not what it was in every version tried
+            self.stop(complete=False)
+            reason = " ".join(str(error).split())
+            raise UlpscopeError(
+                f"recording cannot begin with torch {torch.__version__}: {reason}; ulpscope is tried with {range_tried()}"
+            ) from error
         except BaseException:
             self.stop(complete=False)
             raise
 
     def _install(self) -> None:
         _keep_ours_from_compiler()
+        for name, lost in LACKING.items():
+            self._sink.note(LedgerEntry(what=lost, why=f"torch {torch.__version__} has no '{name}'"))
         self._patches.module_calls(self._module_caller())
         self._patches.functions(self._around_function)
         self._patches.backward_passes(self._around_backward)
@@ -294,4 +305,4 @@ def has_fast_path(module: torch.nn.Module) -> bool:
 
 def is_compiled(module: torch.nn.Module) -> bool:
     """Tell whether a module runs code that torch compiled or scripted: our modes and patches see none of its calls."""
-    return "_orig_mod" in module._modules or module._compiled_call_impl is not None or isinstance(module, torch.jit.ScriptModule)
+    return "_orig_mod" in module._modules or is_compiled_in_place(module) or isinstance(module, torch.jit.ScriptModule)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 
+from ulpscope._torch_private import has_step_hooks
 from ulpscope.capture.intercept.collectives import overwritten_below, overwritten_values, readable_arguments, written_below, written_values
 from ulpscope.capture.intercept.modules import ByModule, has_parameters, own_parameters
 from ulpscope.capture.intercept.naming import caller, higher_order_name, is_own_business, never_writes, silently_written, writes_silently
@@ -496,4 +497,4 @@ def _calls_nothing_of_users(optimizer: Any, args: Any, kwargs: Any) -> bool:
     """Tell whether a step of this optimizer is torch's own business from beginning to end: no closure, no hooks."""
     if not type(optimizer).__module__.startswith("torch.optim") or len(args) > 1 or kwargs.get("closure") is not None:
         return False
-    return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    return not has_step_hooks(optimizer)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep every private name of torch that capture uses, each with its purpose and what is lost without it.
+"""Ask torch for what its public functions do not tell; the private names that this needs are those of `_torch_private`.
 
-`tests/capture/test_torch_internals.py` has a test for each, which says what breaks when the name goes.
+`tests/capture/test_torch_internals.py` has a test for each, which says what breaks when it goes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,23 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._dynamo import eval_frame
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from ulpscope import _torch_private as private
+from ulpscope._torch_private import (
+    TRANSFORMS,
+    DisableAutocast,
+    DisableFuncTorch,
+    TensorBase,
+    TorchDispatchMode,
+    disable_current_modes,
+    is_functorch_wrapped,
+    is_zero_by_definition,
+    pop_dispatch_mode,
+    push_dispatch_mode,
+    set_grad_enabled,
+    tls_includes,
+    without_function_modes,
+)
 
 __all__ = [
     "ACCUMULATE_GRAD",
@@ -76,13 +88,10 @@ calls of Python: an export that runs the program itself sets it.
 FUSED_MODULES = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 """Modules that use a fused kernel in evaluation, and give it up when any torch function mode is active."""
 
-_autograd = torch._C._autograd
-_functorch = torch._C._functorch
-
 
 def next_sequence_number() -> int:
     """Return the number that the next autograd node of this thread gets: it ties backward nodes to the call that made them."""
-    return int(_autograd._get_sequence_nr())
+    return int(private.sequence_number())
 
 
 def sequence_number(node: Any) -> int:
@@ -91,12 +100,12 @@ def sequence_number(node: Any) -> int:
 
 def graph_task() -> int:
     """Return the running backward pass on this thread, or -1."""
-    return int(torch._C._current_graph_task_id())
+    return int(private.current_graph_task())
 
 
 def current_node() -> Any:
     """Return the autograd node that is being run on this thread, or None."""
-    return torch._C._current_autograd_node()
+    return private.current_node()
 
 
 def storage_identity(tensor: torch.Tensor) -> int:
@@ -104,9 +113,8 @@ def storage_identity(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-_num_dispatch_modes = torch._C._len_torch_dispatch_stack
-_tls_includes, _TRANSFORMS = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
-_storages: Any = torch._C.StorageBase
+_num_dispatch_modes = private.num_dispatch_modes
+_storages: Any = torch.UntypedStorage
 
 
 def weak_reference(tensor: torch.Tensor) -> int:
@@ -123,12 +131,12 @@ is_gone = _storages._expired
 
 def current_stream(device: torch.device) -> int:
     """Return the CUDA stream on which torch launches right now on this thread."""
-    return int(torch._C._cuda_getCurrentRawStream(device.index))
+    return int(private.current_stream(device.index))
 
 
 def is_stream_capturing() -> bool:
     """Tell whether a launch now becomes part of a CUDA graph of the user's."""
-    return bool(torch._C._cuda_isCurrentStreamCapturing())
+    return bool(private.is_stream_capturing())
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
@@ -141,14 +149,12 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 def inside_transform() -> bool:
     """Tell whether a torch.func transform (vmap, grad ...) is active: its tensors have no memory to look at."""
-    return _tls_includes(_TRANSFORMS)  # functorch itself would make a state for this thread, which every later backward pass copies
+    return bool(tls_includes(TRANSFORMS))  # functorch itself would make a state for this thread, which every later backward pass copies
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor belongs to a transform or a tracer and has no values of its own."""
-    return (
-        bool(_functorch.is_functorch_wrapped_tensor(tensor)) or torch._is_functional_tensor(tensor) or isinstance(tensor, FunctionalTensor)
-    )
+    return bool(is_functorch_wrapped(tensor)) or private.is_functional_tensor(tensor) or isinstance(tensor, private.FunctionalTensor)
 
 
 def dense_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,14 +176,9 @@ def dense_values(tensor: torch.Tensor) -> torch.Tensor:
         return plain.to_dense().contiguous()
 
 
-def is_zero_by_definition(tensor: torch.Tensor) -> bool:
-    """Tell whether this is one of torch's zero tensors, which have no memory; some formulas return one as a gradient."""
-    return bool(tensor._is_zerotensor())
-
-
 def is_fake(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor has a shape and no values: the compiler's stand-ins."""
-    return isinstance(tensor, FakeTensor)
+    return isinstance(tensor, private.FakeTensor)
 
 
 def asynchronous_memory(tensor: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
@@ -190,14 +191,12 @@ def asynchronous_memory(tensor: torch.Tensor) -> tuple[torch.Tensor, bool] | Non
 
 def is_work_registered() -> bool:
     """Tell whether a functional collective is under way: torch knows of each until somebody waits for it."""
-    size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
-    return size is None or size() > 0
+    return private.num_collectives_under_way() > 0
 
 
 def is_coalescing(group: Any) -> bool:
     """Tell whether collectives of a group are being collected, and none of them is sent off yet."""
-    world = torch.distributed.distributed_c10d._world
-    return (group or torch.distributed.group.WORLD) in world.pg_coalesce_state
+    return (group or torch.distributed.group.WORLD) in private.collected_by_group()
 
 
 def work_of(script: Any) -> Any:
@@ -219,8 +218,9 @@ def _is_foreign_kind(kind: type) -> bool:
 
 def _is_of_device(tensor: torch.Tensor, kind: type) -> bool:
     """Tell whether a device written in Python makes all its tensors of that class: it stands for memory, as plain tensors do elsewhere."""
-    is_there: bool = torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.PrivateUse1)
-    return is_there and kind is _class_of_device(torch._C._get_privateuse1_backend_name())
+    keys, key = private.dispatch_keys, private.key_of_spare_device
+    is_there = keys is not None and key is not None and bool(keys(tensor).has(key))
+    return is_there and kind is _class_of_device(private.spare_device())
 
 
 @functools.lru_cache(maxsize=8)
@@ -258,16 +258,16 @@ class _NobodyAsks(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _NOBODY_ASKS = _NobodyAsks()  # type: ignore[no-untyped-call]
-_Base: Any = torch._C.TensorBase
+_Base: Any = TensorBase
 
 
 def foreign_facts(tensor: torch.Tensor) -> Foreign:
     """Look at a tensor past its class; facts that only the class knows, and memory that it does not have, are None."""
     shape = strides = device = storage = None
     offset = size = 0
-    if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):  # else no mode can stand before the class
+    if not private.tls_excludes(private.key_of_python):  # there nobody stands before the class
         with without_function_modes():
-            torch._C._push_on_torch_dispatch_stack(_NOBODY_ASKS)
+            push_dispatch_mode(_NOBODY_ASKS)
             try:
                 device = _Base.device.__get__(tensor)
                 shape = _whole_numbers(_Base.shape.__get__(tensor))
@@ -277,7 +277,7 @@ def foreign_facts(tensor: torch.Tensor) -> Foreign:
             except (_Asked, RuntimeError, NotImplementedError):
                 pass
             finally:
-                torch._C._pop_torch_dispatch_stack(None)
+                pop_dispatch_mode(None)
     if shape is None or strides is None or device is None or storage is None:
         return Foreign(shape, strides, device, None)
     end = 0 if 0 in shape else offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -323,23 +323,17 @@ def device_of(tensor: torch.Tensor) -> torch.device | None:
 
 def is_jit_tracing() -> bool:
     """Tell whether torch.jit.trace is writing down calls: anything we did would become part of the user's graph."""
-    return torch._C._get_tracing_state() is not None
-
-
-_SYMBOLIC_TRACE = vars(torch.fx._symbolic_trace)
+    return private.jit_tracing_state() is not None
 
 
 def is_tracing_program() -> bool:
     """Tell whether torch.fx runs the user's program with proxies for tensors, to write down its calls."""
-    return bool(_SYMBOLIC_TRACE.get("_is_fx_tracing_flag"))
-
-
-_TRACERS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+    return bool(private.fx_tracing.get("_is_fx_tracing_flag"))
 
 
 def is_tracing_graph() -> bool:
     """Tell whether a graph is being made from stand-ins (fake, functional or proxy tensors): calls then compute nothing."""
-    return any(torch._C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS)
+    return any(private.dispatch_mode_of(tracer) is not None for tracer in private.TRACERS)
 
 
 def keep_from_compiler(code: CodeType) -> None:
@@ -348,11 +342,7 @@ def keep_from_compiler(code: CodeType) -> None:
 
     Around a graph break it would compile the handler of a mode, and torch 2.13 then returns an inner value of that to the user.
     """
-    if hasattr(eval_frame, "set_code_exec_strategy"):
-        action: Any = eval_frame._FrameAction
-        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
-    elif hasattr(eval_frame, "skip_code"):  # torch before 2.7
-        eval_frame.skip_code(code)
+    private.skip_in_compiler(code)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             keep_from_compiler(inner)
@@ -372,17 +362,9 @@ def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-without_function_modes = torch._C.DisableTorchFunction
-"""A context in which no __torch_function__ mode or subclass, the user's or ours, sees our calls."""
-
-
-set_grad_enabled = torch._C._set_grad_enabled
-"""Do the same as torch.set_grad_enabled without making an object: half a microsecond of a hot path."""
-
-
 def has_dispatch_modes() -> bool:
     """Tell whether a mode sees every operation of this thread: a profiler, a counter, a tracer."""
-    return bool(torch._C._len_torch_dispatch_stack())
+    return bool(_num_dispatch_modes())
 
 
 def saved_tensors(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -429,15 +411,15 @@ def blind() -> Iterator[None]:
     """Run our own arithmetic: no mode and no transform sees it, autograd does not track it, autocast does not change it, and where the
     user's compiled code runs around it, the compiler does not look at it.
     """
-    compiler = eval_frame.set_eval_frame(None)
+    compiler = private.set_compiler(None)
     try:
         with (
             without_function_modes(),
-            _python_dispatch._disable_current_modes(),
-            torch._C._DisableFuncTorch(),
-            torch._C._DisableAutocast(),
+            disable_current_modes(),
+            DisableFuncTorch(),
+            DisableAutocast(),
             torch.no_grad(),
         ):
             yield
     finally:
-        eval_frame.set_eval_frame(compiler)
+        private.set_compiler(compiler)

@@ -126,9 +126,13 @@ def _abandon_output() -> int:
 def _tell_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     """Print the version, the kernel that does the arithmetic on tensors, and the recorder."""
     if asked:
+        from ulpscope._native_home import installed_torch
+        from ulpscope._torch_versions import newer_than_tried
         from ulpscope.numerics.kernel import kernel_name
 
         click.echo(visible(f"ulpscope {__version__} ({kernel_name()}; {_recorder_name()})"))
+        if line := newer_than_tried(installed_torch()):
+            click.echo(visible(line))
         context.exit()
 
 

@@ -112,10 +112,10 @@ class _Pickler(pickle.Pickler):
         return None
 
     def reducer_override(self, value: Any) -> Any:
-        from torch._utils import _rebuild_tensor_v2
+        from ulpscope._torch_private import rebuild_tensor
 
         if isinstance(value, _Tensor):
-            return _rebuild_tensor_v2, (value.storage, 0, value.shape, value.strides, False, OrderedDict())
+            return rebuild_tensor, (value.storage, 0, value.shape, value.strides, False, OrderedDict())
         return NotImplemented
 
 

@@ -11,7 +11,7 @@ from ulpscope.explain.contributions import entered, is_beyond, made
 from ulpscope.explain.flow import Flows, value_in
 from ulpscope.explain.gaps import harmless_calls
 from ulpscope.explain.masking import values_of_another_mask
-from ulpscope.explain.programs.rewritten import is_written_otherwise, values_that_vanish
+from ulpscope.explain.rewritten import is_written_otherwise, values_that_vanish
 from ulpscope.model import DTYPES, DType, JudgedCall, JudgedSlot, RunInfo, Side, TensorMeasurement
 from ulpscope.model.nouns import dataclass
 from ulpscope.model.step_index import UNKNOWN, StepIndex

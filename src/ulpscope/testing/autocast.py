@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ulpscope._torch_private import ExcludeKeys, key_of_autocast, tree_leaves, tree_map_only
 
 __all__ = ["register"]
 
@@ -27,9 +28,6 @@ _FLOAT32 = (
     *("nll_loss2d", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss"),
 )
 _WIDEST = ("cat", "index_copy", "stack")
-
-_keys: Any = torch._C.DispatchKey
-_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastPrivateUse1)
 
 
 def register(aten: Any, anything: Any) -> None:
@@ -56,9 +54,10 @@ def _is_cast(value: Any) -> bool:
 def _cast_first(name: str, dtype: Callable[[object], torch.dtype]) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    autocast = key_of_autocast()
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        with ExcludeKeys(autocast):
             wanted = dtype((args, kwargs))
             args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(wanted) if _is_cast(tensor) else tensor, (args, kwargs))
             return op(*args, **kwargs)

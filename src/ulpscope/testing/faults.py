@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ulpscope._torch_private import tree_leaves, tree_map_only
 from ulpscope.errors import InputError
 
 __all__ = ["FAULTS", "Fault", "Injection", "Phase", "find_operation", "named_fault", "parse_injections"]

@@ -17,16 +17,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ulpscope._torch_private import (
+    correct_aliasing,
+    current_graph_task,
+    make_wrapper,
+    missing_for_emulation,
+    no_torch_function,
+    rebuild_on_device,
+    set_up_spare_device,
+    spare_device,
+    tree_leaves,
+    tree_map_only,
+    without_function_modes,
+)
+from ulpscope._torch_versions import TRIED
 from ulpscope.errors import UlpscopeError
 from ulpscope.testing import autocast, device_module, vendor_ops
 from ulpscope.testing.arithmetic import reduced
@@ -37,16 +48,7 @@ __all__ = ["FAULTS", "Injection", "NpuTensor", "inject", "install", "is_installe
 FAULTS_VARIABLE = "ULPSCOPE_NPU_FAULTS"
 ARITHMETIC_VARIABLE = "ULPSCOPE_NPU_ARITHMETIC"
 
-_NEEDED = (
-    "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
-    "torch.utils._python_dispatch.return_and_correct_aliasing",
-    "torch.library.fallthrough_kernel",
-    "torch.Tensor._make_wrapper_subclass",
-    "torch._C._ExcludeDispatchKeyGuard",
-    "torch._C._current_graph_task_id",
-)
-
-_libraries: list[Any] = []  # torch drops a registration when its library is garbage collected
+_libraries: list[Any] = []  # torch forgets a registration when its library is collected
 _injections: list[Injection] = []
 _reduced_depth = 0
 
@@ -58,7 +60,7 @@ class NpuTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> NpuTensor:
-        shell: NpuTensor = torch.Tensor._make_wrapper_subclass(
+        shell: NpuTensor = make_wrapper(
             cls,
             raw.shape,
             strides=raw.stride(),
@@ -70,7 +72,7 @@ class NpuTensor(torch.Tensor):
         shell._raw = raw
         return shell
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -89,7 +91,7 @@ class NpuTensor(torch.Tensor):
         return f"{text[:-1]}, device='{self.device}'{grad})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return torch._utils._rebuild_device_tensor_from_cpu_tensor, (
+        return rebuild_on_device, (
             self.detach().cpu(),
             self.dtype,
             str(self.device),
@@ -101,7 +103,7 @@ class NpuTensor(torch.Tensor):
         caller = sys._getframe().f_back  # None if compiled code calls from a thread of the autograd engine
         if caller is None or caller.f_globals.get("__name__") != "torch.nn.parameter":
             return super().detach()
-        with torch._C.DisableTorchFunction():
+        with without_function_modes():
             return super().detach()
 
     def tolist(self) -> Any:
@@ -180,31 +182,18 @@ def _reduce_from_here(change: int) -> None:
 
 
 def _check_torch() -> None:
-    missing = [name for name in _NEEDED if not _exists(name)]
-    if missing:
+    if missing := missing_for_emulation():
         raise UlpscopeError(
-            f"the emulated npu needs {', '.join(missing)}, which torch {torch.__version__} does not have; it is tested with torch 2.13"
+            f"the emulated npu needs {', '.join(missing)}, which torch {torch.__version__} does not have; "
+            f"it is tested with torch {', '.join(TRIED)}"
         )
-    if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
+    if (taken := spare_device()) != "privateuseone":
         raise UlpscopeError(f"the emulated npu cannot be installed: this process has given torch's spare device to {taken!r} already")
 
 
-def _exists(name: str) -> bool:
-    parts = name.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        with contextlib.suppress(ImportError):
-            found: Any = importlib.import_module(".".join(parts[:length]))
-            break
-    for part in parts[length:]:
-        found = getattr(found, part, None)
-    return found is not None
-
-
 def _register() -> None:
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
     module = device_module.build()
-    _setup_privateuseone_for_python_backend("npu", backend_module=module)
+    set_up_spare_device("npu", backend_module=module)
     library: Any = torch.library.Library
     anything, aten = library("_", "IMPL"), library("aten", "IMPL")
     anything.fallback(lambda op, *args, **kwargs: _run(op, args, kwargs), "PrivateUse1")
@@ -242,6 +231,10 @@ def _attention(
     if chosen != _FLASH:
         result, _ = torch.ops.aten._scaled_dot_product_attention_math.default(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         return result
+    if query.dim() == 3:  # torch 2.15 takes it for a batch of one
+        mask = attn_mask.unsqueeze(0) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        batch = [tensor.unsqueeze(0) for tensor in (query, key, value)]
+        return _attention(batch[0], batch[1], batch[2], mask, dropout_p, is_causal, **kwargs).squeeze(0)
     kwargs.pop("enable_gqa", None)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
@@ -284,7 +277,7 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with _shell_mode(op, args):
             result = tree_map_only(torch.Tensor, NpuTensor, result)
     _check_shells(op, args, kwargs)
-    return return_and_correct_aliasing(op, args, kwargs, result)  # type: ignore[no-untyped-call]
+    return correct_aliasing(op, args, kwargs, result)
 
 
 def _check_shells(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -308,7 +301,7 @@ def _shell_mode(op: Any, args: tuple[Any, ...]) -> contextlib.AbstractContextMan
 
 
 def _compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    phase: Phase = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+    phase: Phase = "forward" if current_graph_task() == -1 else "backward"
     striking = [injection for injection in _injections if injection.strikes(op, phase)]
     compute = (reduced(op) if _reduced_depth else None) or op
     for injection in striking:

@@ -18,7 +18,7 @@ from ulpscope.capture.device.summaries import CudaSummaries, Pending, PendingSum
 from ulpscope.capture.device.values import Form, Kept, Values, view_of
 from ulpscope.capture.device.word_layouts import Layout, layout_of
 from ulpscope.capture.native.compiled import COMPILED
-from ulpscope.capture.torch_internals import blind, detached
+from ulpscope.capture.torch_internals import blind, detached, is_zero_by_definition
 
 __all__ = ["Devices"]
 
@@ -75,7 +75,7 @@ class Devices(_Counter):
         """Return values that will come; None where the host has to read the tensor. With `base` it is kept as a view of those bytes."""
         place = tensor.device
         device = self._devices[place] if place in self._devices else self._add(place)
-        if device is None or not form.numel or tensor._is_zerotensor():
+        if device is None or not form.numel or is_zero_by_definition(tensor):
             return None
         if not device.can_take():
             return Values(note=_IN_GRAPH)

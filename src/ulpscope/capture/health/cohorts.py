@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ulpscope._torch_private import local_part as part_of
+from ulpscope._torch_private import local_shape_and_offset
 from ulpscope.capture.health.readings import Sampler
 from ulpscope.capture.torch_internals import is_foreign, without_class
 from ulpscope.model.health import HealthTarget
@@ -49,7 +51,7 @@ def is_readable(tensor: torch.Tensor) -> bool:
     """Tell whether ulpscope can read the tensor's values without running the code of a class of the user's."""
     if type(tensor) in _PLAIN:
         return True
-    return not is_foreign(without_class(getattr(tensor, "_local_tensor", tensor) if not is_foreign(tensor) else tensor))
+    return not is_foreign(without_class(part_of(tensor) if not is_foreign(tensor) else tensor))
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -92,10 +94,8 @@ def _shard_of(parameter: torch.Tensor) -> _Shard | None:
     placements = getattr(parameter, "placements", None)
     if placements is None:
         return None
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     mesh = parameter.device_mesh  # type: ignore[attr-defined]
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    shape, offset = local_shape_and_offset()(parameter.shape, mesh, placements)
     coordinate = mesh.get_coordinate() or [0] * len(placements)
     copies = [place for place, placement in zip(coordinate, placements, strict=True) if not placement.is_shard()]
     return _Shard(tuple(shape), tuple(offset), is_counted=not any(copies) and not any(each.is_partial() for each in placements))

@@ -23,6 +23,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ulpscope._torch_private import scale_of
 from ulpscope.capture.device.arrivals import Arrivals
 from ulpscope.capture.health.cohorts import Cohort, Member, Merge, is_readable, local_part, member_of
 from ulpscope.capture.health.readings import Batch, Pending, measure, measure_rows, traits
@@ -219,7 +220,7 @@ class HealthSession:
         self._log({"skipped": 1.0})
 
     def _unscale_loss(self, scaler: Any) -> None:
-        scale, losses = getattr(scaler, "_scale", None), self._open.scalars.get("loss")
+        scale, losses = scale_of(scaler), self._open.scalars.get("loss")
         if losses and isinstance(scale, torch.Tensor) and not self._open.is_unscaled:
             factor = scale.to(torch.float32)
             self._open.scalars["loss"] = [loss / factor.to(loss.device) if isinstance(loss, torch.Tensor) else loss for loss in losses]
@@ -277,7 +278,7 @@ class HealthSession:
             name = "learning_rate" if len(optimizer.param_groups) == 1 else f"learning_rate.{group.get('name', number)}"
             if group.get("lr") is not None:
                 self._open.scalars[name] = [_now(group["lr"])]
-        scale = getattr(self.scaler, "_scale", None)  # get_scale() would wait for the device
+        scale = scale_of(self.scaler)  # get_scale() would wait for the device
         if isinstance(scale, torch.Tensor):
             self._open.scalars["scale"] = [_now(scale)]
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
+from ulpscope._torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket
 from ulpscope.capture.intercept.stand_ins import stands_in
 
 __all__ = [
@@ -102,10 +103,10 @@ def op_name(func: Any) -> str | None:
     >>> op_name(torch.nn.functional.gelu)
     'functional.gelu'
     """
-    if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(func, (OpOverload, OpOverloadPacket)):
         name = str(func).removesuffix(".default")
         return name if name.startswith("aten.") else f"ops.{name}"
-    if isinstance(func, torch._ops.HigherOrderOperator):  # recorded where torch runs it, which is not always where a mode sees it
+    if isinstance(func, HigherOrderOperator):  # recorded where torch runs it, which is not always where a mode sees it
         return None
     name = _full_name(func)
     short = name.rpartition(".")[2]
@@ -136,8 +137,12 @@ def _full_name(func: Any) -> str:
 def written_arguments(func: Any) -> frozenset[int | str]:
     """Return positions and names of the arguments that an ATen operation writes to; below autograd no version shows a write."""
     arguments = func._schema.arguments
-    written = [(position, argument.name) for position, argument in enumerate(arguments) if argument.is_write]
+    written = [(position, argument.name) for position, argument in enumerate(arguments) if _is_written(argument)]
     return frozenset(key for pair in written for key in pair)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -192,7 +197,7 @@ def _unannounced(op: str) -> _Unannounced | None:
     schema = getattr(packet, overload or packet.overloads()[0])._schema
     written: set[int | str] = set()
     for place, argument in enumerate(schema.arguments):
-        if (argument.is_write and not argument.is_out) or argument.name in _RUNNING:
+        if (_is_written(argument) and not argument.is_out) or argument.name in _RUNNING:
             written |= {place, argument.name}
     if not written:
         return None

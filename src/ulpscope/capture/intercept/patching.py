@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -35,6 +36,16 @@ from typing import Any
 
 import torch
 
+from ulpscope._torch_private import (
+    PIPELINE_PREPARATIONS,
+    PIPELINE_STAGES,
+    SHARDED_PARAMETERS,
+    HigherOrderOperator,
+    batch_iterator,
+    coalescing_manager,
+    engine_run_backward,
+    register_hook,
+)
 from ulpscope.capture.intercept.collectives import ASYNCHRONOUS_MODULE, collective_functions
 from ulpscope.capture.intercept.depth import Depth
 from ulpscope.capture.intercept.stand_ins import leave, stand_around, stand_in_code
@@ -59,8 +70,6 @@ object.
 """
 
 _PIPELINE = "torch.distributed.pipelining.stage"
-_SHARDED = "torch.distributed.fsdp._fully_shard._fsdp_param"
-_PREPARATIONS = ("_prepare_forward_infra", "_prepare_backward_infra")
 _LATE = (ASYNCHRONOUS_MODULE, "torch.distributed.nn.functional")
 """Modules that torch imports only where there is a group of processes."""
 
@@ -93,11 +102,15 @@ class Patches:
 
             return apply
 
-        self.stand_in(torch.autograd.Function.__dict__["apply"].__func__, standing_for)
+        found = inspect.getattr_static(torch.autograd.Function, "apply")
+        if isinstance(found, classmethod):
+            self.stand_in(found.__func__, standing_for)
+        else:  # written in C++ from torch 2.15 on
+            self._replace(torch.autograd.Function, "apply", classmethod(standing_for(functools.partial(_bound, found))))
 
     def higher_order_operators(self, around: Callable[..., Any]) -> None:
         """Call `around(original, operator, args, kwargs)` for every call of a higher-order operator, also for the operators inside it."""
-        function: Any = torch._ops.HigherOrderOperator.__call__
+        function: Any = HigherOrderOperator.__call__
 
         def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +126,8 @@ class Patches:
 
     def hook_registration(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace the function by which torch registers a hook on a node of the graph with `around(original)`."""
-        self._replace(torch.autograd.Function, "_register_hook", around(torch.autograd.Function._register_hook))
+        if register_hook is not None:
+            self._replace(torch.autograd.Function, register_hook.__name__, around(register_hook))
 
     def backward_passes(self, around: Callable[..., Any]) -> None:
         """Call `around(original, args, kwargs)` for every pass of the autograd engine that Python starts."""
@@ -126,7 +140,8 @@ class Patches:
 
             return run
 
-        self.stand_in(vars(torch.autograd)["_engine_run_backward"], standing_for)
+        if engine_run_backward is not None:
+            self.stand_in(engine_run_backward, standing_for)
 
     def collectives(self, around: Callable[..., Any], around_wait: Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]) -> None:
         """Call `around(name, original, args, kwargs)` for every collective of torch.distributed.
@@ -136,14 +151,12 @@ class Patches:
         """
         if not torch.distributed.is_available():
             return
-        from torch.distributed import distributed_c10d
-
         if torch.distributed.is_initialized():
             for module in _LATE:
                 importlib.import_module(module)
         for name, function in collective_functions().items():
             self.stand_in(function, functools.partial(_outermost, name, around=around))
-        waits = [(sys.modules.get(ASYNCHRONOUS_MODULE), "wait_tensor"), (distributed_c10d._CoalescingManager, "append")]
+        waits = [(sys.modules.get(ASYNCHRONOUS_MODULE), "wait_tensor"), (coalescing_manager(), "append")]
         for owner, name in waits:
             wait = vars(owner).get(name) if owner is not None else None
             if isinstance(wait, FunctionType):
@@ -167,8 +180,8 @@ class Patches:
     def pipelines(self, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> bool:
         """Call `around(original, args, kwargs)` for the run by which a pipeline finds out its shapes; return True when that is in place."""
         module = sys.modules.get(_PIPELINE)
-        for stage in ("_PipelineStage", "PipelineStage"):
-            for name in _PREPARATIONS:
+        for stage in PIPELINE_STAGES:
+            for name in PIPELINE_PREPARATIONS:
                 method = vars(getattr(module, stage, object)).get(name)
                 if isinstance(method, FunctionType):
                     self.stand_in(method, lambda original: lambda *args, **kwargs: around(original, args, kwargs))
@@ -176,7 +189,7 @@ class Patches:
 
     def allocations(self, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> bool:
         """Call `around(original, args, kwargs)` when a tensor gets new memory, as FSDP does; return True when that is in place."""
-        module = sys.modules.get(_SHARDED)
+        module = sys.modules.get(SHARDED_PARAMETERS)
         function = vars(module).get("alloc_storage") if module is not None else None
         if isinstance(function, FunctionType):
             self.stand_in(function, lambda original: lambda *args, **kwargs: around(original, args, kwargs))
@@ -219,7 +232,8 @@ class Patches:
 
     def batches(self, around: Callable[..., Any]) -> None:
         """Call `around(next_batch)` for every batch that an iterator over a DataLoader gives."""
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
+        if batch_iterator is None:
+            return
 
         def standing_for(original: Callable[..., Any]) -> Callable[..., Any]:
             def fetch(self: Any) -> Any:
@@ -227,7 +241,7 @@ class Patches:
 
             return fetch
 
-        self.stand_in(_BaseDataLoaderIter.__next__, standing_for)
+        self.stand_in(batch_iterator.__next__, standing_for)
 
     def no_dropout(self) -> None:
         """Let the functions that every dropout module calls drop nothing; they are still called, and seen."""
@@ -252,6 +266,11 @@ class Patches:
     def _replace(self, owner: Any, name: str, replacement: Any) -> None:
         self._replaced.append((owner, name, owner.__dict__.get(name, _INHERITED)))
         setattr(owner, name, replacement)
+
+
+def _bound(descriptor: Any, cls: type, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a class method of C++ as the method of a class."""
+    return descriptor.__get__(None, cls)(*args, **kwargs)
 
 
 def _module_call(original: Callable[..., Any], around: Callable[..., Any], depth: Depth) -> Callable[..., Any]:

@@ -8,9 +8,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.overrides import TorchFunctionMode
 
+from ulpscope._torch_private import (
+    HigherOrderOperator,
+    TorchDispatchMode,
+    current_dispatch_modes,
+    current_function_modes,
+    pop_function_mode,
+    push_function_mode,
+    without_function_subclasses,
+)
 from ulpscope.capture.device.queue import Devices
 from ulpscope.capture.intercept.naming import caller, higher_order_name, lends_memory, never_writes, op_name, written_arguments
 from ulpscope.capture.native.compiled import COMPILED
@@ -56,12 +64,12 @@ class FunctionMode(TorchFunctionMode):
 
     def __init__(self, handler: _Handler | _Announcer) -> None:
         super().__init__()
-        self._place = len(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+        self._place = len(current_function_modes())
         self._handler = handler
         self._call = handler.call
 
     def __enter__(self) -> FunctionMode:
-        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        stack = current_function_modes()
         _insert(self, stack[self._place :])
         return self
 
@@ -71,10 +79,10 @@ class FunctionMode(TorchFunctionMode):
         return self._handler.depth > 0
 
     def is_on(self) -> bool:
-        return any(mode is self for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+        return any(mode is self for mode in current_function_modes())
 
     def is_on_top(self) -> bool:
-        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        stack = current_function_modes()
         return bool(stack) and stack[-1] is self
 
 
@@ -169,16 +177,16 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def is_on(self) -> bool:
-        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+        return any(mode is self for mode in current_dispatch_modes())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, op = kwargs or {}, str(func)
-        if isinstance(func, torch._ops.HigherOrderOperator):
+        if isinstance(func, HigherOrderOperator):
             return self._recorder.run_whole(higher_order_name(func), func, args, kwargs, level="op")
         opened = self._recorder.open_call(op, args, kwargs, level="op", written=written_arguments(func))
         if opened is not None and op.startswith("c10d."):
             self._recorder.expect_below(opened, func, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():  # below autograd: without us a subclass of the user's sees nothing here either
+        with without_function_subclasses():  # below autograd, where a subclass of the user's sees nothing without us either
             result = func(*args, **kwargs)
         if op.startswith(_COMMUNICATION):
             self._recorder.launch_below(op, func, args, kwargs, result)
@@ -191,34 +199,34 @@ def remove_mode(mode: FunctionMode | OpMode) -> bool:
     """Take a mode off the stack of this thread wherever it stands; modes that the user entered later keep their order."""
     if isinstance(mode, FunctionMode):
         return _remove(mode)
-    stack = _get_current_dispatch_mode_stack()
+    stack = current_dispatch_modes()
     if not any(entered is mode for entered in stack):
         return False
     above = []
     while stack[-1] is not mode:
         above.append(stack.pop())
-        above[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
-    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        above[-1].__exit__(None, None, None)
+    mode.__exit__(None, None, None)
     for entered in reversed(above):
-        entered.__enter__()  # type: ignore[no-untyped-call]
+        entered.__enter__()
     return True
 
 
 def _insert(mode: TorchFunctionMode, above: list[Any]) -> None:
     """Put a mode on the stack below those in `above`, without their noticing."""
     for _ in above:
-        _pop_mode()  # type: ignore[no-untyped-call]
+        pop_function_mode()
     for entered in (mode, *above):
-        _push_mode(entered)  # type: ignore[no-untyped-call]
+        push_function_mode(entered)
 
 
 def _remove(mode: TorchFunctionMode) -> bool:
-    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    stack = current_function_modes()
     places = [place for place, entered in enumerate(stack) if entered is mode]
     if not places:
         return False
     for _ in stack[places[-1] :]:
-        _pop_mode()  # type: ignore[no-untyped-call]
+        pop_function_mode()
     for entered in stack[places[-1] + 1 :]:
-        _push_mode(entered)  # type: ignore[no-untyped-call]
+        push_function_mode(entered)
     return True

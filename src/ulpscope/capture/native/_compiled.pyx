@@ -37,14 +37,15 @@ import zlib
 import msgspec
 import torch
 
+from ulpscope import _torch_private
 from ulpscope.model import Summary, view_content
 
 cdef object _tensor_type = torch.Tensor
 cdef object _parameter_type = torch.nn.Parameter
-cdef object _is_conj = torch._C.TensorBase.is_conj
-cdef object _tls_includes = torch._C._dispatch_tls_is_dispatch_key_included
-cdef object _TRANSFORMS = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
-cdef object _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+cdef object _is_conj = _torch_private.TensorBase.is_conj
+cdef object _tls_includes = _torch_private.tls_includes
+cdef object _TRANSFORMS = _torch_private.TRANSFORMS
+cdef object _is_capturing = _torch_private.is_stream_capturing
 cdef object _encode_value = msgspec.msgpack.Encoder().encode
 cdef object _crc32 = zlib.crc32
 cdef object _ordered_dict = collections.OrderedDict
@@ -127,16 +128,16 @@ find_getter(&_node_of, torch.Tensor, "grad_fn")
 find_getter(&_place_of, torch.Tensor, "output_nr")
 find_getter(&_base_of, torch.Tensor, "_base")
 find_getter(&_storage_address, torch.UntypedStorage, "_cdata")
-find_direct(&_storage_of, torch._C.TensorBase.untyped_storage)
-find_direct(&_neg_of, torch._C.TensorBase.is_neg)
-find_direct(&_detached, torch._C.TensorBase.detach)
-find_direct(&_modes_of_dispatch, torch._C._len_torch_dispatch_stack)
-find_direct(&_grad_now, torch._C.is_grad_enabled)
-find_direct(&_inference_now, torch._C.is_inference_mode_enabled)
-find_direct(&_deterministic_now, torch._C._get_deterministic_algorithms)
-find_direct(&_address_of, torch._C.TensorBase.data_ptr)
-find_direct(&_task_now, torch._C._current_graph_task_id)
-find_direct(&_any_autocast_now, torch._C._is_any_autocast_enabled)
+find_direct(&_storage_of, _torch_private.TensorBase.untyped_storage)
+find_direct(&_neg_of, _torch_private.TensorBase.is_neg)
+find_direct(&_detached, _torch_private.TensorBase.detach)
+find_direct(&_modes_of_dispatch, _torch_private.num_dispatch_modes)
+find_direct(&_grad_now, torch.is_grad_enabled)
+find_direct(&_inference_now, torch.is_inference_mode_enabled)
+find_direct(&_deterministic_now, _torch_private.deterministic_algorithms)
+find_direct(&_address_of, _torch_private.TensorBase.data_ptr)
+find_direct(&_task_now, _torch_private.current_graph_task)
+find_direct(&_any_autocast_now, _torch_private.any_autocast)
 
 NOT_KEPT = "values not kept: the size limit of this run is reached"  # as `values.NOT_KEPT`
 
@@ -537,9 +538,9 @@ cdef class Pending:
 
 
 cdef Direct _enter_guard
-find_direct(&_enter_guard, torch._C.DisableTorchFunction.__enter__)
-cdef object _guard_type = torch._C.DisableTorchFunction
-cdef object _leave_guard = torch._C.DisableTorchFunction.__exit__
+find_direct(&_enter_guard, _torch_private.without_function_modes.__enter__)
+cdef object _guard_type = _torch_private.without_function_modes
+cdef object _leave_guard = _torch_private.without_function_modes.__exit__
 
 
 cdef object _shut_eyes():
@@ -1453,8 +1454,8 @@ cdef list _results(object value):
 # ---- the backward side of a call
 
 
-cdef object _next_sequence_number = torch._C._autograd._get_sequence_nr
-cdef object _current_node = torch._C._current_autograd_node
+cdef object _next_sequence_number = _torch_private.sequence_number
+cdef object _current_node = _torch_private.current_node
 cdef unsigned long long ACCUMULATE_GRAD = 2**64 - 1
 cdef object _float32 = torch.float32
 
@@ -3174,11 +3175,11 @@ cdef class Handler:
 
 # ---- names from the files of Python; at the end, since some of those files import the names above
 
-cdef object _transpose = torch._C.TensorBase.t
-cdef object _reshape = torch._C.TensorBase.reshape
-cdef object _clone = torch._C.TensorBase.clone
-cdef object _add = torch._C.TensorBase.add
-cdef object _to = torch._C.TensorBase.to
+cdef object _transpose = _torch_private.TensorBase.t
+cdef object _reshape = _torch_private.TensorBase.reshape
+cdef object _clone = _torch_private.TensorBase.clone
+cdef object _add = _torch_private.TensorBase.add
+cdef object _to = _torch_private.TensorBase.to
 
 from ulpscope.capture.intercept import naming as _calls
 from ulpscope.capture.record import stacks as _stacks
@@ -3208,7 +3209,7 @@ cdef object _lends_memory = _calls.lends_memory
 cdef object _writes_silently = _calls.writes_silently
 cdef object _business_of = _calls.business_of
 cdef object _op_name = _calls.op_name
-cdef object _tracing_state = torch._C._get_tracing_state
+cdef object _tracing_state = _torch_private.jit_tracing_state
 cdef object _no_stack = _stacks.EMPTY
 cdef int USERS = _stacks.USERS
 cdef int BOUNDARY = _stacks.BOUNDARY

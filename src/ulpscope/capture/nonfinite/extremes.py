@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ulpscope._torch_private import current_stream as current_stream_of
+from ulpscope._torch_private import foreach_norm
 from ulpscope.capture.device.arrivals import Arrivals
 from ulpscope.capture.torch_internals import Quiet, is_fake, is_foreign, is_traced
 
@@ -171,7 +173,7 @@ class DeferredExtremes:
 
     def _follow_stream(self) -> None:
         """Read waiting tensors on the stream on which they were made."""
-        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        stream = current_stream_of(self._index)
         if stream != self._stream:
             if self._stream is not None and self._tensors:
                 with torch.cuda.stream(_stream_at(self._stream, self._device)):
@@ -249,7 +251,7 @@ def _magnitudes(tensors: list[torch.Tensor], owners: list[int], versions: list[i
             group[1].append(tensor)
     if not groups:
         return [], None
-    together = [torch.stack(torch._foreach_norm(_real(dtype, group), math.inf)) for dtype, (_, group) in groups.items()]
+    together = [torch.stack(foreach_norm(_real(dtype, group), math.inf)) for dtype, (_, group) in groups.items()]
     kept = [owner for group, _ in groups.values() for owner in group]
     return kept, together[0] if len(together) == 1 else torch.cat([part.double() for part in together])
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from ulpscope._torch_private import spare_device
 from ulpscope.capture.torch_internals import blind, device_of, inside_transform, is_foreign
 from ulpscope.capture.walk import Found, encode_arguments
 from ulpscope.model import Modes, Slot
@@ -74,7 +75,7 @@ def random_generators() -> dict[str, Any]:
 def _other_accelerators() -> list[tuple[str, Any]]:
     """Return the backends besides CUDA that are in use and expose the state of their generators."""
     found = []
-    for name in dict.fromkeys((torch._C._get_privateuse1_backend_name(), "xpu")):
+    for name in dict.fromkeys((spare_device(), "xpu")):
         module = getattr(torch, name, None)
         if hasattr(module, "get_rng_state_all") and getattr(module, "is_initialized", bool)():
             found.append((name, module))

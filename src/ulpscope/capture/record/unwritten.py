@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ulpscope._torch_private import OpOverloadPacket, spare_device
 from ulpscope.capture.record.taking import PLAIN
 from ulpscope.capture.torch_internals import blind, free_weak_reference, is_foreign, is_gone, is_traced, storage_identity, weak_reference
 from ulpscope.capture.walk import Found
@@ -28,7 +29,6 @@ __all__ = ["FollowedCall", "Memory", "Unwritten"]
 _MOST_ELEMENTS = 1 << 28
 """No mask is made of a larger storage: it counts as unwritten until it is written as a whole."""
 _MOST_STORAGES = 10_000
-_BACKEND = torch._C._get_privateuse1_backend_name
 
 # For operations that only move elements, the places of their values; the other arguments say where to.
 _MOVING = {
@@ -375,7 +375,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
     A tensor that a transform or a tracer wraps has no memory that could be told from others.
     """
-    if type(tensor) not in PLAIN and (is_foreign(tensor) or tensor.device.type != _BACKEND() or hasattr(tensor, "to_local")):
+    if type(tensor) not in PLAIN and (is_foreign(tensor) or tensor.device.type != spare_device() or hasattr(tensor, "to_local")):
         return False
     return tensor.layout is torch.strided and not is_traced(tensor)
 
@@ -414,7 +414,7 @@ def _is_pointwise(name: str) -> bool:
     bare = name.strip("_")
     for candidate in (name, name.rstrip("_"), bare, bare[1:], {"truediv": "div", "rtruediv": "div", "itruediv": "div"}.get(bare, bare)):
         packet = getattr(torch.ops.aten, candidate, None) if candidate and not candidate.startswith("__") else None
-        if isinstance(packet, torch._ops.OpOverloadPacket):
+        if isinstance(packet, OpOverloadPacket):
             return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())  # type: ignore[no-untyped-call]
     return False
 

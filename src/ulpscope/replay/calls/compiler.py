@@ -61,7 +61,8 @@ def _as_it_was(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def _marked() -> CodeType | None:
     """Find the code object that all such wrappers share."""
-    decorator = getattr(sys.modules.get("torch"), "_disable_dynamo", None)
+    from ulpscope._torch_private import disable_dynamo as decorator
+
     constants = decorator.__code__.co_consts if isinstance(decorator, FunctionType) else ()
     codes = [one for one in constants if isinstance(one, CodeType) and _ANSWER in one.co_consts]
     return codes[0] if codes else None

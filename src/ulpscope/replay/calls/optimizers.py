@@ -23,21 +23,9 @@ from ulpscope.replay.program import NotReplayable, Program, Reader
 __all__ = ["optimizer_program", "stepped_parameters"]
 
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
-    cls.__name__: cls
-    for cls in (
-        torch.optim.ASGD,
-        torch.optim.Adadelta,
-        torch.optim.Adafactor,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SGD,
-    )
+    name: vars(torch.optim)[name]
+    for name in "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()
+    if name in vars(torch.optim)  # Adafactor from torch 2.5 on
 }
 _VENDOR_CLASSES = {"NpuFusedAdam": "Adam", "NpuFusedAdamW": "AdamW", "NpuFusedSGD": "SGD"}
 _PLAIN = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
@@ -120,7 +108,7 @@ class _Step:
         leaf = torch.nn.Parameter(inputs[own].clone())
         leaf.grad = inputs[Slot.parse(f"gradient.{name}")].clone()
         settings = parameter.settings
-        if is_wider and self.cls is torch.optim.Adafactor and settings["eps"][0] is None:
+        if is_wider and self.cls.__name__ == "Adafactor" and settings["eps"][0] is None:
             settings = {**settings, "eps": (torch.finfo(getattr(torch, parameter.tensors[own][0].dtype)).eps, settings["eps"][1])}
         optimizer = self.cls([{"params": [leaf], **settings}])  # type: ignore[call-arg]
         state = {str(slot.path[-1]): inputs[slot].clone() for slot in parameter.tensors if slot.role == "state"}

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional
 from torch.overrides import get_testing_overrides
 
+from ulpscope._torch_private import OpOverload, OpOverloadPacket, functional_of_c, has_kernel, schemas_of_operator
 from ulpscope.model import Level
 from ulpscope.replay.calls.registered import REGISTERED
 from ulpscope.replay.formulas.fused import formula_of
@@ -36,7 +37,7 @@ _OWNERS: dict[str, Any] = {
     "torch.fft": torch.fft,
     "torch.special": torch.special,
     "torch.nn.init": torch.nn.init,
-    "torch._C._nn": torch._C._nn,
+    "torch._C._nn": functional_of_c,
     "VF": torch,
 }
 _VIEW_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
@@ -138,9 +139,9 @@ def function_of(op: str, level: Level = "api") -> Function:
 
 def writes_to_arguments(function: Function, op: str) -> bool:
     """Tell whether a call may write to its arguments, as far as its name or schema tells."""
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, OpOverload):
         return function._schema.is_mutable
-    if isinstance(function, torch._ops.OpOverloadPacket):
+    if isinstance(function, OpOverloadPacket):
         return any(overload._schema.is_mutable for overload in _overloads(function))
     name = op.rpartition(".")[2]
     if name.startswith("__"):
@@ -189,33 +190,33 @@ def _is_aten(name: str) -> bool:
     return any(map(_has_kernel, _packets(name)))
 
 
-def _packets(name: str) -> list[torch._ops.OpOverloadPacket]:
+def _packets(name: str) -> list[OpOverloadPacket]:
     """Find the ATen operations of this name; some names stand for ATen functions behind a prefix."""
     found = (_packet("aten", each) for each in (name, f"linalg_{name}"))
     return [packet for packet in found if packet is not None]
 
 
-def _packet(namespace: str, name: str) -> torch._ops.OpOverloadPacket | None:
+def _packet(namespace: str, name: str) -> OpOverloadPacket | None:
     """Find an operation that the dispatcher knows.
 
     The schema lookup comes first, since `torch.ops` creates an entry for any name that it is asked for.
     """
-    if not torch._C._jit_get_schemas_for_operator(f"{namespace}::{name}"):
+    if not schemas_of_operator(f"{namespace}::{name}"):
         return None
     found = getattr(getattr(torch.ops, namespace), name, None)
-    return found if isinstance(found, torch._ops.OpOverloadPacket) else None
+    return found if isinstance(found, OpOverloadPacket) else None
 
 
-def _has_kernel(packet: torch._ops.OpOverloadPacket) -> bool:
+def _has_kernel(packet: OpOverloadPacket) -> bool:
     return any(map(_is_dispatched, _overloads(packet)))
 
 
-def _is_dispatched(overload: torch._ops.OpOverload) -> bool:
+def _is_dispatched(overload: OpOverload) -> bool:
     """Tell whether the overload works on tensors: TorchScript knows others of the same name, on numbers, text and lists."""
-    return torch._C._dispatch_has_kernel(overload._name)
+    return bool(has_kernel(overload._name))
 
 
-def _overloads(packet: torch._ops.OpOverloadPacket) -> list[torch._ops.OpOverload]:
+def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     return [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
 
 
@@ -231,7 +232,7 @@ def _registered(name: str) -> Function:
     if packet is None or not _is_allowed(short) or not _has_kernel(packet):
         raise NotReplayable(f"the operation '{name[:80]}' is not registered here, or is not arithmetic")
     function = packet if len(parts) == 2 else getattr(packet, parts[2], None)
-    if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if not isinstance(function, (OpOverload, OpOverloadPacket)):
         raise NotReplayable(f"the operation '{name[:80]}' is not registered here")
     if not _is_arithmetic(function, _CHOICES if namespace == "aten" else frozenset()):
         raise NotReplayable(f"the operation '{name[:80]}' takes more than tensors and numbers")
@@ -240,7 +241,7 @@ def _registered(name: str) -> Function:
 
 def _is_arithmetic(function: Any, choices: frozenset[str]) -> bool:
     """Tell whether every overload is arithmetic: it takes only tensors, numbers and the text in `choices`, or makes a tensor of numbers."""
-    overloads = [function] if isinstance(function, torch._ops.OpOverload) else _overloads(function)
+    overloads = [function] if isinstance(function, OpOverload) else _overloads(function)
     for overload in filter(_is_dispatched, overloads):
         if choices and _NAMED_DIMENSIONS.search(overload._overloadname):
             continue

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
+from ulpscope._torch_private import TorchDispatchMode, decomposition_table, is_made_of_others, tree_flatten, tree_map
 from ulpscope.replay.formulas.grouped import grouped_product
 from ulpscope.replay.formulas.sampling import sampled, sampled_backward
 from ulpscope.replay.formulas.summation import accumulator_of, one_by_one, product, running, scattered
@@ -347,16 +346,12 @@ def is_movement(names: set[str]) -> bool:
 
 @functools.cache
 def _table() -> Mapping[Any, Callable[..., Any]]:
-    import torch._decomp
-    import torch._refs
-
-    return torch._decomp.decomposition_table
+    return decomposition_table()
 
 
 def _composite(func: Any) -> Callable[..., Any] | None:
     """Return the formula of an operation that torch itself defines by others."""
-    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
-    return func.decompose if is_composite else None
+    return func.decompose if is_made_of_others(func.name()) else None
 
 
 @functools.cache

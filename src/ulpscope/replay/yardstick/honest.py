@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ulpscope._torch_private import TorchDispatchMode
 from ulpscope.model import Slot
 from ulpscope.replay.formulas.decompositions import Decomposed, Traced, is_composite, is_movement, is_normwise, separate_kernels
 from ulpscope.replay.program import NotReplayable, Program

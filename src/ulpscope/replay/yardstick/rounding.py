@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ulpscope._torch_private import TorchDispatchMode
 from ulpscope.model import OperandFormat
 
 __all__ = ["FORMATS", "PRODUCTS", "ROUNDINGS", "RoundedOperands"]
