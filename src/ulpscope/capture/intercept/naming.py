@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from ulpscope.capture.intercept.stand_ins import stands_in
+from ulpscope.recording.stand_ins import stands_in
 
 __all__ = [
     "business_of",
