@@ -144,6 +144,7 @@ class CallFrame(msgspec.Struct, array_like=True, tag=2):
     slots: list[SlotRow]
     stack: int | None
     recompute: bool
+    recorded_as: str = ""
 
 
 class EndFrame(msgspec.Struct, array_like=True, tag=3):
@@ -246,6 +247,7 @@ def encode_call(record: CallRecord, stack: int | None) -> bytes:
                 [_slot_row(slot) for slot in record.slots],
                 stack,
                 record.recompute,
+                *((record.recorded_as,) if record.recorded_as else ()),
             )
         )
     )
@@ -357,4 +359,5 @@ def call_record(frame: CallFrame, rank: int, step: int, stack: tuple[Frame, ...]
         slots=msgspec.convert(frame.slots, tuple[TensorRecord, ...], from_attributes=True),
         stack=stack,
         recompute=frame.recompute,
+        recorded_as=frame.recorded_as,
     )

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that is asked of MindSpore beyond its public interface, and the forms in which it gives tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+import numpy.typing as npt
+from mindspore.graph import api
+
+__all__ = [
+    "BACKWARD_PASS",
+    "COMPILED_CALL",
+    "array_of",
+    "buffers_of",
+    "device_of",
+    "dtype_name",
+    "is_changed_by_others",
+    "is_grad_enabled",
+    "is_in_backward",
+    "is_in_graph_mode",
+    "is_recording_gradients",
+    "own_parameters",
+    "put_parameters",
+    "requires_grad",
+    "strides_of",
+    "tensor_of",
+]
+
+_EXECUTOR = api._pynative_executor
+BACKWARD_PASS = type(_EXECUTOR).grad
+"""The function that runs every backward pass of PyNative mode."""
+COMPILED_CALL = api._JitExecutor.__call__
+"""The function that runs whatever `ms.jit` has compiled."""
+
+_CHANGING = (
+    "_forward_pre_hook",
+    "_forward_hook",
+    "_backward_pre_hook",
+    "_backward_hook",
+    "_shard_fn",
+    "_recompute_cell",
+    "has_bprop",
+    "mixed_precision_type",
+    "_saved_tensors_pack_hook",
+)
+
+
+def is_in_graph_mode() -> bool:
+    """Whether cells are compiled as a whole, so that no call inside them is seen."""
+    return bool(ms.get_context("mode") == ms.GRAPH_MODE)
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass is under way, and a hook of somebody's runs."""
+    return bool(_EXECUTOR.get_current_autodiff_engine_id() != -1)
+
+
+def is_recording_gradients() -> bool:
+    """Whether what is called now will be differentiated."""
+    return bool(_EXECUTOR.requires_grad())
+
+
+def is_grad_enabled() -> bool:
+    return bool(_EXECUTOR.enable_grad())
+
+
+def requires_grad(tensor: Any) -> bool:
+    if isinstance(tensor, ms.Parameter):
+        return bool(tensor.requires_grad)
+    return bool(tensor._requires_grad) and dtype_name(tensor).startswith(("float", "bfloat", "complex"))
+
+
+def dtype_name(tensor: Any) -> str:
+    """The canonical name: `float32`, `bfloat16`, `int64`, `bool`."""
+    return str(tensor.dtype).lower()
+
+
+def device_of(tensor: Any) -> str:
+    return str(tensor.device).lower()
+
+
+def strides_of(tensor: Any) -> tuple[int, ...]:
+    return tuple(int(stride) for stride in tensor.stride())
+
+
+def array_of(tensor: Any) -> npt.NDArray[Any]:
+    """The values in row-major order; memory of the tensor's own where it lies so already."""
+    return np.ascontiguousarray(tensor.asnumpy()).reshape(tuple(tensor.shape))
+
+
+def tensor_of(array: npt.NDArray[Any]) -> Any:
+    """A tensor of its own with these values."""
+    return ms.Tensor(array.copy())
+
+
+def own_parameters(cell: Any) -> list[tuple[str, Any]]:
+    """The parameters of a cell itself, with the cell's names for them."""
+    return [(name, parameter) for name, parameter in cell._params.items() if parameter is not None]
+
+
+def put_parameters(cell: Any, values: dict[str, Any]) -> None:
+    """Have a cell find these under the names of its parameters, past all that assigning an attribute does."""
+    cell._params.update(values)
+
+
+def buffers_of(cell: Any) -> list[tuple[str, Any]]:
+    """The buffers of a cell itself."""
+    return [(name, buffer) for name, buffer in getattr(cell, "_buffers", {}).items() if buffer is not None]
+
+
+def is_changed_by_others(cell: Any) -> bool:
+    """Whether a call of the cell does more than its `construct`: hooks, casts, a backward pass of its own."""
+    return any(bool(getattr(cell, name, None)) for name in _CHANGING)
