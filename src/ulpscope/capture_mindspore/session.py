@@ -262,7 +262,11 @@ class MindSporeSession:
         return result
 
     def _around_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            self._gradients.forget()
+            raise
         if self.is_recording and not is_recording_gradients():
             self._guarded("record a backward pass", self._write_backward)
         return result
@@ -334,6 +338,7 @@ class MindSporeSession:
         arguments, found = encode_arguments(args, kwargs)
         if draws(op, arguments):
             again, refusal = None, "it draws random numbers"
+        self._begin_writing()
         inputs = tuple(self._reader.read(slot, tensor) for slot, tensor in found if self._selection.wants_slot(slot))
         return OpenCall(
             name=name,

@@ -386,7 +386,7 @@ PARAMETER_NAMES = {
 NOT_ARITHMETIC = frozenset(
     """
     shape rank size dtype typeof is_tensor is_floating_point is_complex is_contiguous contiguous numel nelement ndimension stride storage_offset element_size
-    asnumpy numpy item itemset tolist value get_bytes data_ptr dim has_init init_data flush_from_cache set_const_arg assign_value register_hook remove_hook
+    asnumpy numpy item itemset tolist value get_bytes data_ptr assign_value_cpp set_data dim has_init init_data flush_from_cache set_const_arg assign_value register_hook remove_hook
     from_numpy const_arg requires_grad_ move_to is_pinned pin_memory is_shared untyped_storage print_ dyn_shape tensor_dump isinstance_
     offload delta_seed to_coo to_csr is_meta set_param_info setitem_index_info getitem_index_info convert_bytes_to_tensor wait_pipeline from_dlpack
     """.split()
