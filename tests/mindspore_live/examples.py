@@ -2,20 +2,20 @@
 """One call for each row of the table of names, on inputs that are made without random numbers.
 
 `x`, `y`, `z` are 3 x 4 of both signs, `p` and `q` are positive, `s` is 4 x 4, `v` a vector of 4, `c` 1 x 2 x 4 x 4, `b` 2 x 3 x 4, `w`
-2 x 4 x 3, `i` are indices, `t` classes of the rows of `x`, `m` is a mask. Rows that take only tensors need no line: see `_call_of`.
+2 x 4 x 3, `i` are indices, `t` and `u` classes of the rows of `x`, `m` is a mask. Rows that take only tensors need no line: see `_call_of`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, mint, nn, ops
 
+import mindspore as ms
+from mindspore import Tensor, mint, nn, ops
 from ulpscope.model.operations.mindspore_names import NameRow, name_rows
 
-__all__ = ["EXAMPLES", "example_of", "inputs", "values"]
+__all__ = ["EXAMPLES", "ROWS", "evaluate", "example_of", "inputs", "values"]
 
 _POSITIVE = frozenset("log log1p sqrt rsqrt pow __pow__ __rpow__ reciprocal acos asin __truediv__ __itruediv__ div div_".split())
 
@@ -33,8 +33,8 @@ mint.nn.Embedding: cell(mint.nn.Embedding(3, 4), weight=x)(i)
 mint.nn.functional.group_norm: F.group_norm(b, 3, p[0, :3], p[1, :3], 1e-3)
 nn.GroupNorm: nn.GroupNorm(2, 2)(c)
 mint.nn.GroupNorm: mint.nn.GroupNorm(2, 2)(c)
-mint.nn.functional.batch_norm: F.batch_norm(c, v[:2], p[0, :2], p[1, :2], p[2, :2], False)
-ops.batch_norm: ops.batch_norm(c, v[:2], p[0, :2], p[1, :2], p[2, :2], False)
+mint.nn.functional.batch_norm: F.batch_norm(c, fixed(v[:2]), fixed(p[0, :2]), p[1, :2], p[2, :2], False)
+ops.batch_norm: ops.batch_norm(c, fixed(v[:2]), fixed(p[0, :2]), p[1, :2], p[2, :2], False)
 mint.nn.functional.conv2d: F.conv2d(c, k, p[0, :3], 1, 1)
 mint.nn.Conv2d: cell(mint.nn.Conv2d(2, 3, 2), weight=k)(c)
 ops.conv2d: ops.conv2d(c, k, stride=2)
@@ -79,7 +79,7 @@ nn.Dropout: nn.Dropout(p=0.25)(x)
 mint.nn.Dropout: mint.nn.Dropout(0.25)(x)
 mint.nn.functional.cross_entropy: F.cross_entropy(x, t)
 ops.cross_entropy: ops.cross_entropy(x, t, label_smoothing=0.1)
-nn.CrossEntropyLoss: nn.CrossEntropyLoss(reduction='sum')(x, t)
+nn.CrossEntropyLoss: nn.CrossEntropyLoss(reduction='sum')(x, u)
 mint.nn.CrossEntropyLoss: mint.nn.CrossEntropyLoss()(x, t)
 mint.nn.functional.nll_loss: F.nll_loss(x, t)
 ops.nll_loss: ops.nll_loss(x, t)
@@ -199,6 +199,21 @@ mint.logical_and: mint.logical_and(m, m)
 mint.logical_or: mint.logical_or(m, m)
 mint.logical_not: mint.logical_not(m)
 ops.cast: ops.cast(x, ms.float16)
+Primitive.Dense: ops.Dense()(x, s, v)
+Primitive.MatMul: ops.MatMul()(x, s)
+Primitive.BatchMatMul: ops.BatchMatMul()(b, w)
+Primitive.Add: ops.Add()(x, y)
+Primitive.Sub: ops.Sub()(x, y)
+Primitive.Mul: ops.Mul()(x, y)
+Primitive.RealDiv: ops.RealDiv()(x, p)
+Primitive.ReLU: ops.ReLU()(x)
+Primitive.Tanh: ops.Tanh()(x)
+Primitive.Sigmoid: ops.Sigmoid()(x)
+Primitive.Exp: ops.Exp()(x)
+Primitive.Sqrt: ops.Sqrt()(p)
+Primitive.Reshape: ops.Reshape()(x, (2, 6))
+Primitive.Transpose: ops.Transpose()(b, (1, 2, 0))
+Primitive.Cast: ops.Cast()(x, ms.float16)
 Tensor.__getitem__: x[1]
 Tensor.__setitem__: put(x * 1, y[0])
 Tensor.__radd__: 2.0 + x
@@ -268,7 +283,8 @@ def values() -> dict[str, Any]:
         "c": made((1, 2, 4, 4), 6, 1),
         "k": made((3, 2, 2, 2), 2, 1),
         "i": np.array([2, 0, 1, 2], np.int32),
-        "t": np.array([3, 0, 2], np.int32),
+        "t": np.array([3, 0, 2], np.int64),
+        "u": np.array([3, 0, 2], np.int32),
         "g": np.array([[1, 0], [3, 2], [0, 0]], np.int64),
         "m": np.arange(12).reshape(3, 4) % 3 == 0,
     }
@@ -290,7 +306,11 @@ def _explicit() -> dict[str, str]:
 def _call_of(row: NameRow) -> str:
     name = row.name.rpartition(".")[2]
     letters = "pq" if name in _POSITIVE else "xyz"
-    required = [names[0] for names, _ in row.parameters if names[0] in ("self", "input", "other", "x", "exponent", "value", "tensor", "mat2", "target")]
+    required = [
+        names[0]
+        for names, _ in row.parameters
+        if names[0] in ("self", "input", "other", "x", "exponent", "value", "tensor", "mat2", "target")
+    ]
     required = required or [row.parameters[0][0][0]]
     given = list(letters[: len(required)])
     if row.name.startswith("Tensor."):
@@ -305,13 +325,30 @@ def cell(made: Any, **parameters: Any) -> Any:
     return made
 
 
+def fixed(tensor: Any) -> Any:
+    """The same values, of which nobody asks for a gradient."""
+    return Tensor(tensor.asnumpy().copy())
+
+
 def put(tensor: Any, value: Any) -> Any:
     tensor[1] = value
     return tensor
 
 
-def evaluate(text: str, given: dict[str, Any]) -> Any:
-    return eval(text, {"F": mint.nn.functional, "mint": mint, "nn": nn, "ops": ops, "ms": ms, "Tensor": Tensor, "cell": cell, "put": put}, given)
+def evaluate(row: str, text: str, given: dict[str, Any]) -> Any:
+    """Run an example; the frame that it runs in bears the name of the row, and so do the stacks of its records."""
+    names = {
+        "F": mint.nn.functional,
+        "mint": mint,
+        "nn": nn,
+        "ops": ops,
+        "ms": ms,
+        "Tensor": Tensor,
+        "cell": cell,
+        "fixed": fixed,
+        "put": put,
+    }
+    return eval(compile(text, f"<{row}>", "eval"), names, given)
 
 
 ROWS = {name: rows[0] for name, rows in name_rows().items()}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records one call for each row of the table of names, forward and backward, and writes down which rows could not be run.
 
-`python -m tests.mindspore_live.record_names FOLDER`, with MindSpore. The folder `tests/mindspore/recorded/names` is its result: there the calls
-are replayed by torch, so that both frameworks' results meet as files.
+`python -m tests.mindspore_live.record_names FOLDER`, with MindSpore. The folder `tests/mindspore/recorded/names` is its result: there torch
+replays the calls, so that both frameworks' results meet as files.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
 
+import mindspore as ms
 import ulpscope.mindspore
+from mindspore import Tensor, ops
 from tests.mindspore_live.examples import ROWS, evaluate, example_of, inputs
 
 __all__ = ["record_names"]
@@ -26,6 +26,7 @@ _DIFFERENTIABLE = ("float", "bfloat")
 
 def record_names(folder: Path) -> dict[str, str]:
     """Record every row that runs here; the rows that do not, each with MindSpore's reason."""
+    ms.runtime.launch_blocking()  # or a kernel that is missing would be missed by a later call
     missing: dict[str, str] = {}
     capture = ulpscope.mindspore.Capture(folder / "run", keep="tensors")
     capture.start()
@@ -34,34 +35,34 @@ def record_names(folder: Path) -> dict[str, str]:
         given = inputs()
         text = example_of(row)
         try:
-            results = _results(evaluate(text, dict(given)))
+            results = _results(evaluate(name, text, dict(given)))
         except Exception as error:
             missing[name] = str(error).strip().splitlines()[0][:120]
             continue
         floats = {key: value for key, value in given.items() if key in _names_in(text) and _is_float(value)}
         has_gradient = bool(floats) and all(_is_float(one) for one in results)
         try:
-            _once(capture, text, given, floats if has_gradient else {}, results)
+            _once(capture, name, text, given, floats if has_gradient else {}, results)
         except Exception as error:
             missing[f"{name} (backward)"] = str(error).strip().splitlines()[0][:120]
-            _once(capture, text, given, {}, results)
+            _once(capture, name, text, given, {}, results)
     capture.stop()
     (folder / "missing.json").write_text(json.dumps(missing, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return missing
 
 
-def _once(capture: Any, text: str, given: dict[str, Any], floats: dict[str, Any], results: list[Any]) -> None:
+def _once(capture: Any, name: str, text: str, given: dict[str, Any], floats: dict[str, Any], results: list[Any]) -> None:
     """Run one example while recording, with a gradient that is no constant where it has any."""
     if not floats:
         capture.resume()
         try:
-            evaluate(text, dict(given))
+            evaluate(name, text, dict(given))
         finally:
             capture.pause()
         return
 
     def call(*values: Any) -> Any:
-        return evaluate(text, {**given, **dict(zip(floats, values, strict=True))})
+        return evaluate(name, text, {**given, **dict(zip(floats, values, strict=True))})
 
     sens = tuple(Tensor(_gradient(one.shape).astype(one.asnumpy().dtype)) for one in results)
     differentiate = ops.GradOperation(get_all=True, sens_param=True)(call)
@@ -92,7 +93,8 @@ def _is_float(value: Any) -> bool:
 
 
 if __name__ == "__main__":
-    ms.set_seed(0)
-    Path(sys.argv[1]).mkdir(parents=True)
-    lacking = record_names(Path(sys.argv[1]))
-    print(f"{len(ROWS)} rows, {sum('(' not in name for name in lacking)} without a kernel here, {sum('(' in name for name in lacking)} more without a backward kernel")
+    folder, sys.argv = Path(sys.argv[1]), ["record_names.py"]  # the run says how it was made, and nothing of this machine
+    folder.mkdir(parents=True)
+    lacking = record_names(folder)
+    backward = sum("(" in name for name in lacking)
+    print(f"{len(ROWS)} rows, {len(lacking) - backward} without a kernel here, {backward} more without a backward kernel")

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from mindspore import mint, nn
 from ulpscope.capture_mindspore.framework import buffers_of, own_parameters
-from ulpscope.model.operations.mindspore_names import CELL_NAMES, PARAMETER_NAMES
+from ulpscope.model.operations.mindspore_names import CELL_NAMES, PARAMETER_NAMES, name_rows
 
 __all__ = ["CellStack", "parameter_name", "table_name", "torch_class"]
 
-_HOMES = (("mindspore.mint.", "mint.nn"), ("mindspore.nn.", "nn"))
+_HOMES = (("nn", nn), ("mint.nn", mint.nn))
 
 
 class CellStack:
@@ -86,8 +88,14 @@ class CellStack:
 
 def table_name(cell: Any) -> str:
     """The name of a cell's class in the table of names: `nn.Dense`, `mint.nn.Linear`; that of a user's class as it is."""
-    cls = type(cell)
-    return next((f"{short}.{cls.__name__}" for home, short in _HOMES if cls.__module__.startswith(home)), cls.__name__)
+    return _class_name(type(cell))
+
+
+@functools.cache
+def _class_name(cls: type) -> str:
+    """A class may stand in both namespaces: the name that has a row counts."""
+    names = [f"{short}.{cls.__name__}" for short, home in _HOMES if getattr(home, cls.__name__, None) is cls]
+    return next((name for name in names if name in name_rows()), names[0] if names else cls.__name__)
 
 
 def torch_class(cell: Any) -> str:

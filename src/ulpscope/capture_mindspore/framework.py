@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-import mindspore as ms
 import numpy as np
 import numpy.typing as npt
 from mindspore.graph import api
+
+import mindspore as ms
 
 __all__ = [
     "BACKWARD_PASS",
@@ -27,6 +29,7 @@ __all__ = [
     "requires_grad",
     "strides_of",
     "tensor_of",
+    "wait_for",
 ]
 
 _EXECUTOR = api._pynative_executor
@@ -89,6 +92,12 @@ def strides_of(tensor: Any) -> tuple[int, ...]:
 def array_of(tensor: Any) -> npt.NDArray[Any]:
     """The values in row-major order; memory of the tensor's own where it lies so already."""
     return np.ascontiguousarray(tensor.asnumpy()).reshape(tuple(tensor.shape))
+
+
+def wait_for(tensors: Iterable[Any]) -> None:
+    """Wait until these have values. A kernel runs after its call has returned, and what it raises is raised here, in the program."""
+    for tensor in tensors:
+        tensor.asnumpy()
 
 
 def tensor_of(array: npt.NDArray[Any]) -> Any:

@@ -99,7 +99,8 @@ class Gradients:
 
     def _hook(self, call: BackwardCall, number: int, slot: Slot) -> Callable[[Any], None]:
         def hook(gradient: Any) -> None:
-            self._guard(f"record the gradient that enters {call.name}", self._enter, call, number, slot, gradient)
+            if gradient is not None:
+                self._guard(f"record the gradient that enters {call.name}", self._enter, call, number, slot, gradient)
 
         return hook
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, TypeAlias
 
-from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import Primitive
 
+from mindspore import Tensor, mint, nn, ops
 from ulpscope.capture_mindspore.framework import BACKWARD_PASS, COMPILED_CALL
 from ulpscope.model.operations.mindspore_names import NOT_ARITHMETIC, name_rows
 from ulpscope.recording.stand_ins import leave, own_code, stand_around
@@ -116,13 +116,15 @@ class Patches:
 
 def _functions() -> Iterator[tuple[str, FunctionType]]:
     """Every function once, by the first of its names that the table knows, or else by its first name."""
+    rows = name_rows()
     names: dict[FunctionType, list[str]] = {}
     for namespace, module in _NAMESPACES:
         for name in dir(module):
             function = getattr(module, name)
-            if not name.startswith("_") and name not in NOT_ARITHMETIC and isinstance(function, FunctionType) and _is_a_call(function):
+            if name.startswith("_") or name in NOT_ARITHMETIC or not isinstance(function, FunctionType):
+                continue
+            if f"{namespace}.{name}" in rows or _is_a_call(function):
                 names.setdefault(function, []).append(f"{namespace}.{name}")
-    rows = name_rows()
     for function, known in names.items():
         yield next((name for name in known if name in rows), known[0]), function
 

@@ -7,6 +7,7 @@ once, and training goes on.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from typing import Any, Literal, TypeAlias
 
 import mindspore as ms
 from mindspore import nn
-
 from ulpscope.capture_mindspore.arguments import Found, encode_arguments, tensors_in, with_tensors
 from ulpscope.capture_mindspore.cells import CellStack, parameter_name, table_name, torch_class
 from ulpscope.capture_mindspore.framework import (
@@ -28,6 +28,7 @@ from ulpscope.capture_mindspore.framework import (
     own_parameters,
     put_parameters,
     requires_grad,
+    wait_for,
 )
 from ulpscope.capture_mindspore.gradients import Again, BackwardCall, Gradients
 from ulpscope.capture_mindspore.patching import Patches
@@ -234,6 +235,7 @@ class MindSporeSession:
         opened = self._guarded(f"record the inputs of {name}", self._open_function, name, original, args, kwargs, again)
         result = self._unseen(original, args, kwargs)
         if opened is not None:
+            wait_for(tensor for _, tensor in tensors_in(result, "output"))
             written = args[0] if result is None and name.rpartition(".")[2] in _WRITING else result
             self._guarded(f"record the outputs of {name}", self._close_call, opened, written)
         return result
@@ -253,6 +255,7 @@ class MindSporeSession:
             run = self._unseen if inner is not None else _call
             result = run(original, (cell, *args), kwargs)
             if inner is not None:
+                wait_for(tensor for _, tensor in tensors_in(result, "output"))
                 self._guarded(f"record the outputs of {inner.name}", self._close_call, inner, result)
         finally:
             del self._parents[parents:]
@@ -288,7 +291,8 @@ class MindSporeSession:
         self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], again: Again
     ) -> OpenCall | None:
         given = _given(original, args, kwargs)
-        called = canonical_call(name_rows().get(name, ()), *given)
+        primitive = original.args[0] if isinstance(original, functools.partial) else None
+        called = canonical_call(name_rows().get(name, ()), *given, primitive)
         op, canonical, named = (name, *given) if called is None else called
         return self._open(op, canonical, named, recorded_as="" if op == name else name, again=again)
 

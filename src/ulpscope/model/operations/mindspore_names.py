@@ -7,7 +7,8 @@ This is the one table of that. Each line is a call of MindSpore, an arrow, and t
 
 On the left stand MindSpore's parameters: `axis | dim` where a parameter has two names, `*shape` for the rest, `:=` for a default that torch
 has otherwise, so that it is written down even where nobody gave it. On the right stand what was given for a parameter, literals that torch
-records with each such call, and `cell.weight` for an attribute of the cell (of a tensor's method, `self` is the tensor). An argument that nobody gave is left out.
+records with each such call, and `cell.weight` for an attribute of the cell or primitive (of a
+tensor's method, `self` is the tensor). An argument that nobody gave is left out.
 `if` tells when a line holds. Of several lines of one name the first that fits the arguments counts; a call that none fits keeps its own name.
 """
 
@@ -103,7 +104,9 @@ mint.nn.functional.nll_loss(input, target, weight, ignore_index, reduction) -> f
 ops.nll_loss(inputs, target, weight, ignore_index, reduction) -> functional.nll_loss(inputs, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
 mint.nn.functional.mse_loss(input, target, reduction := 'mean') -> functional.mse_loss(input, target, size_average=None, reduce=None, reduction=reduction, weight=None)
 ops.mse_loss(input, target, reduction := 'mean') -> functional.mse_loss(input, target, size_average=None, reduce=None, reduction=reduction, weight=None)
-nn.MSELoss(logits, labels) -> functional.mse_loss(logits, labels, size_average=None, reduce=None, reduction=cell.reduction, weight=None)
+nn.MSELoss(logits, labels) -> functional.mse_loss(logits, labels, size_average=None, reduce=None, reduction='mean', weight=None) if cell.reduce and cell.average
+nn.MSELoss(logits, labels) -> functional.mse_loss(logits, labels, size_average=None, reduce=None, reduction='sum', weight=None) if cell.reduce and not cell.average
+nn.MSELoss(logits, labels) -> functional.mse_loss(logits, labels, size_average=None, reduce=None, reduction='none', weight=None) if not cell.reduce
 mint.nn.MSELoss(input, target) -> functional.mse_loss(input, target, size_average=None, reduce=None, reduction=cell.reduction, weight=None)
 ops.l1_loss(input, target, reduction) -> functional.l1_loss(input, target, reduction=reduction)
 nn.L1Loss(logits, labels) -> functional.l1_loss(logits, labels, reduction=cell.reduction)
@@ -291,6 +294,22 @@ mint.isfinite(input) -> torch.isfinite(input)
 mint.clone(input) -> torch.clone(input)
 ops.cast(input, dtype) -> Tensor.to(input, dtype)
 ops.stop_gradient(value) -> Tensor.detach(value)
+
+Primitive.Dense(input, weight, bias) -> functional.linear(input, weight, bias)
+Primitive.MatMul(input, mat2) -> torch.matmul(input, mat2) if not cell.transpose_a and not cell.transpose_b
+Primitive.BatchMatMul(x, y) -> torch.matmul(x, y) if not cell.transpose_a and not cell.transpose_b
+Primitive.Add(input, other) -> torch.add(input, other)
+Primitive.Sub(input, other) -> torch.sub(input, other)
+Primitive.Mul(input, other) -> torch.mul(input, other)
+Primitive.RealDiv(x, y) -> torch.div(x, y)
+Primitive.ReLU(input) -> functional.relu(input, inplace=False)
+Primitive.Tanh(input) -> torch.tanh(input)
+Primitive.Sigmoid(input) -> torch.sigmoid(input)
+Primitive.Exp(input) -> torch.exp(input)
+Primitive.Sqrt(x) -> torch.sqrt(x)
+Primitive.Reshape(input, shape) -> torch.reshape(input, shape)
+Primitive.Transpose(input, input_perm) -> torch.permute(input, input_perm)
+Primitive.Cast(input, dtype) -> Tensor.to(input, dtype)
 
 Tensor.__add__(self, other) -> Tensor.add(self, other)
 Tensor.__radd__(self, other) -> Tensor.add(self, other)
