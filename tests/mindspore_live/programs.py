@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, amp, mint, nn, ops
 
+import mindspore as ms
+from mindspore import Parameter, Tensor, amp, mint, nn, ops
 from tests.mindspore_live.transformer import made, train
 
 __all__ = ["PROGRAMS"]
@@ -101,7 +101,9 @@ def random_numbers(step: Step) -> list[bytes]:
     net[0].weight.set_data(Tensor(array(5, 5, seed=4)))
     net[0].bias.set_data(Tensor(array(5, seed=5)))
     net.set_train()
-    differentiate = ms.value_and_grad(lambda x: (net(x) * ops.dropout(x, 0.3) + ops.standard_normal((4, 5))).sum(), 0, net.trainable_params())
+    differentiate = ms.value_and_grad(
+        lambda x: (net(x) * ops.dropout(x, 0.3) + ops.standard_normal((4, 5))).sum(), 0, net.trainable_params()
+    )
     found = []
     for _ in range(2):
         found.append(differentiate(x))

@@ -2,8 +2,8 @@
 """A live program of MindSpore to records: needs mindspore, and no torch."""
 
 from ulpscope.capture_mindspore.reading import Keep
-from ulpscope.capture_mindspore.session import HELD_BYTES, CaptureLevel, MindSporeSession
+from ulpscope.capture_mindspore.session import CaptureLevel, MindSporeSession
 from ulpscope.recording.active import is_one_active
 from ulpscope.recording.selection import Selection
 
-__all__ = ["HELD_BYTES", "CaptureLevel", "Keep", "MindSporeSession", "Selection", "is_one_active"]
+__all__ = ["CaptureLevel", "Keep", "MindSporeSession", "Selection", "is_one_active"]

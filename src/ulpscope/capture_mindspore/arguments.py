@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
-from mindspore import Tensor
 from mindspore.common import dtype as mstype
 
+from mindspore import Tensor
 from ulpscope.model import Arguments, Role, Slot
 
-__all__ = ["Found", "encode_arguments", "tensors_in", "with_tensors"]
+__all__ = ["Found", "encode_arguments", "tensors_in"]
 
 Found: TypeAlias = tuple[Slot, Any]
 """A slot and its live tensor."""
@@ -47,17 +46,6 @@ def tensors_in(value: Any, role: Role) -> list[Found]:
     else:
         _encode(value, (0,), role, found)
     return found
-
-
-def with_tensors(value: Any, replacement: Callable[[Any], Any]) -> Any:
-    """The same arguments with each tensor replaced."""
-    if isinstance(value, Tensor):
-        return replacement(value)
-    if isinstance(value, dict):
-        return {key: with_tensors(item, replacement) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(with_tensors(item, replacement) for item in value)
-    return value
 
 
 def _encode(value: Any, path: tuple[int | str, ...], role: Role, found: list[Found]) -> Any:

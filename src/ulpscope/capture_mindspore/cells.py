@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -91,7 +90,6 @@ def table_name(cell: Any) -> str:
     return _class_name(type(cell))
 
 
-@functools.cache
 def _class_name(cls: type) -> str:
     """A class may stand in both namespaces: the name that has a row counts."""
     names = [f"{short}.{cls.__name__}" for short, home in _HOMES if getattr(home, cls.__name__, None) is cls]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,20 +15,22 @@ import mindspore as ms
 __all__ = [
     "BACKWARD_PASS",
     "COMPILED_CALL",
+    "Edge",
     "array_of",
     "buffers_of",
     "device_of",
     "dtype_name",
-    "is_changed_by_others",
+    "edge_of",
     "is_grad_enabled",
     "is_in_backward",
     "is_in_graph_mode",
     "is_recording_gradients",
+    "node_id",
+    "node_of",
     "own_parameters",
-    "put_parameters",
     "requires_grad",
+    "sequence_number",
     "strides_of",
-    "tensor_of",
     "wait_for",
 ]
 
@@ -38,17 +40,8 @@ BACKWARD_PASS = type(_EXECUTOR).grad
 COMPILED_CALL = api._JitExecutor.__call__
 """The function that runs whatever `ms.jit` has compiled."""
 
-_CHANGING = (
-    "_forward_pre_hook",
-    "_forward_hook",
-    "_backward_pre_hook",
-    "_backward_hook",
-    "_shard_fn",
-    "_recompute_cell",
-    "has_bprop",
-    "mixed_precision_type",
-    "_saved_tensors_pack_hook",
-)
+Edge: TypeAlias = tuple[int, int]
+"""A place in the graph: a node, and which of its outputs."""
 
 
 def is_in_graph_mode() -> bool:
@@ -76,6 +69,26 @@ def requires_grad(tensor: Any) -> bool:
     return bool(tensor._requires_grad) and dtype_name(tensor).startswith(("float", "bfloat", "complex"))
 
 
+def node_of(tensor: Any) -> Any:
+    """The node of the graph that a tensor comes from; None where it has none."""
+    return tensor._grad_node if tensor._requires_grad else None
+
+
+def edge_of(tensor: Any) -> Edge | None:
+    """Where a tensor stands in the graph."""
+    node = node_of(tensor)
+    return None if node is None else (node_id(node), int(tensor._output_index))
+
+
+def node_id(node: Any) -> int:
+    return int(node._unique_id())
+
+
+def sequence_number(node: Any) -> int:
+    """Nodes are numbered as they are made; leaves have no number of use."""
+    return int(node._sequence_nr())
+
+
 def dtype_name(tensor: Any) -> str:
     """The canonical name: `float32`, `bfloat16`, `int64`, `bool`."""
     return str(tensor.dtype).lower()
@@ -100,26 +113,11 @@ def wait_for(tensors: Iterable[Any]) -> None:
         tensor.asnumpy()
 
 
-def tensor_of(array: npt.NDArray[Any]) -> Any:
-    """A tensor of its own with these values."""
-    return ms.Tensor(array.copy())
-
-
 def own_parameters(cell: Any) -> list[tuple[str, Any]]:
     """The parameters of a cell itself, with the cell's names for them."""
     return [(name, parameter) for name, parameter in cell._params.items() if parameter is not None]
 
 
-def put_parameters(cell: Any, values: dict[str, Any]) -> None:
-    """Have a cell find these under the names of its parameters, past all that assigning an attribute does."""
-    cell._params.update(values)
-
-
 def buffers_of(cell: Any) -> list[tuple[str, Any]]:
     """The buffers of a cell itself."""
     return [(name, buffer) for name, buffer in getattr(cell, "_buffers", {}).items() if buffer is not None]
-
-
-def is_changed_by_others(cell: Any) -> bool:
-    """Whether a call of the cell does more than its `construct`: hooks, casts, a backward pass of its own."""
-    return any(bool(getattr(cell, name, None)) for name in _CHANGING)

@@ -13,7 +13,7 @@ from ulpscope.capture_mindspore.framework import array_of, device_of, dtype_name
 from ulpscope.model import DTYPES, Slot, Summary, TensorRecord
 from ulpscope.numerics.summary.summary import fingerprint, summarize
 
-__all__ = ["Keep", "TensorReader", "fingerprint_of"]
+__all__ = ["Keep", "TensorReader"]
 
 Keep: TypeAlias = Literal["fingerprint", "statistics", "tensors"]
 
@@ -32,7 +32,15 @@ class TensorReader:
         told: dict[str, Any] = {"strides": strides_of(tensor), "device": device_of(tensor), "requires_grad": requires_grad(tensor)}
         if dtype not in DTYPES:
             return TensorRecord(slot=slot, dtype=dtype, shape=shape, note=f"values of dtype {dtype} are not read", **told)
-        data = _bytes_of(array_of(tensor))
+        return TensorRecord(slot=slot, dtype=dtype, shape=shape, **told, **self._values(dtype, shape, array_of(tensor)))
+
+    def read_array(self, slot: Slot, array: npt.NDArray[Any]) -> TensorRecord:
+        """The same of values that stand in no tensor."""
+        dtype, shape = str(array.dtype), array.shape
+        return TensorRecord(slot=slot, dtype=dtype, shape=shape, device="cpu", **self._values(dtype, shape, array))
+
+    def _values(self, dtype: str, shape: tuple[int, ...], array: npt.NDArray[Any]) -> dict[str, Any]:
+        data = array.reshape(-1).view(np.uint8)
         summary: Summary | None = None
         if self._keep == "fingerprint":
             text = fingerprint(data)
@@ -40,16 +48,4 @@ class TensorReader:
             summary, text = summarize(dtype, data)
         content = self._store(dtype, shape, data.data) if self._keep == "tensors" else None
         note = _NOT_KEPT if self._keep == "tensors" and content is None else ""
-        return TensorRecord(slot=slot, dtype=dtype, shape=shape, summary=summary, fingerprint=text, content=content, note=note, **told)
-
-    def fingerprint(self, tensor: Any) -> str | None:
-        """The fingerprint alone; None where values of that dtype are not read."""
-        return fingerprint_of(array_of(tensor)) if dtype_name(tensor) in DTYPES else None
-
-
-def fingerprint_of(array: npt.NDArray[Any]) -> str:
-    return fingerprint(_bytes_of(array))
-
-
-def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8)
+        return {"summary": summary, "fingerprint": text, "content": content, "note": note}

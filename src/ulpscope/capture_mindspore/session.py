@@ -10,43 +10,37 @@ from __future__ import annotations
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import mindspore as ms
 from mindspore import nn
-from ulpscope.capture_mindspore.arguments import Found, encode_arguments, tensors_in, with_tensors
+from ulpscope.capture_mindspore.arguments import Found, encode_arguments, tensors_in
 from ulpscope.capture_mindspore.cells import CellStack, parameter_name, table_name, torch_class
 from ulpscope.capture_mindspore.framework import (
-    is_changed_by_others,
+    edge_of,
     is_grad_enabled,
     is_in_backward,
     is_in_graph_mode,
     is_recording_gradients,
     own_parameters,
-    put_parameters,
-    requires_grad,
     wait_for,
 )
-from ulpscope.capture_mindspore.gradients import Again, BackwardCall, Gradients
+from ulpscope.capture_mindspore.gradients import BackwardCall, Gradients, Target
 from ulpscope.capture_mindspore.patching import Patches
 from ulpscope.capture_mindspore.reading import Keep, TensorReader
 from ulpscope.model import Arguments, CallName, CallRecord, Frame, LedgerEntry, Level, Modes, Phase, Sink, Slot, TensorRecord
 from ulpscope.model.operations.mindspore_names import canonical_call, name_rows
-from ulpscope.model.operations.randomness import draws
 from ulpscope.recording import active
 from ulpscope.recording.safety import Safety
 from ulpscope.recording.selection import Selection
 from ulpscope.recording.stacks import StackReader
 
-__all__ = ["HELD_BYTES", "CaptureLevel", "MindSporeSession"]
+__all__ = ["CaptureLevel", "MindSporeSession"]
 
 CaptureLevel: TypeAlias = Literal["api", "module", "both"]
-
-HELD_BYTES = 1 << 30
-"""How many bytes of inputs and gradients a session holds between a call and the end of its backward pass, unless told otherwise."""
 
 _STACK_DEPTH = 12
 _MINDSPORE_FILES = (str(Path(ms.__file__).parent) + "/",)
@@ -55,7 +49,10 @@ _WRITING = ("__setitem__",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """A call that has begun: what it was given is read already. `own` are parameters that its gradients are for, besides its inputs."""
+    """A call that has begun: what it was given is read already, and where its inputs stand in the graph.
+
+    `after` is the number of the latest node when it began.
+    """
 
     name: CallName
     level: Level
@@ -64,19 +61,14 @@ class OpenCall:
     recorded_as: str
     arguments: Arguments
     inputs: tuple[TensorRecord, ...]
-    found: tuple[Found, ...]
-    own: tuple[Found, ...]
+    targets: tuple[Target, ...]
     modes: Modes
     stack: tuple[Frame, ...]
-    again: Again | None
-    refusal: str
+    after: int
 
 
 class MindSporeSession:
-    """Records what one process does between `start` and `stop`, in PyNative mode.
-
-    `held_bytes` is how much is held of inputs and gradients between a call and the end of its backward pass.
-    """
+    """Records what one process does between `start` and `stop`, in PyNative mode."""
 
     def __init__(
         self,
@@ -87,7 +79,6 @@ class MindSporeSession:
         level: CaptureLevel = "api",
         keep: Keep = "statistics",
         selection: Selection | None = None,
-        held_bytes: int = HELD_BYTES,
         on_step_end: Callable[[int], None] | None = None,
     ) -> None:
         self._sink = sink
@@ -100,8 +91,7 @@ class MindSporeSession:
         self._patches = Patches()
         self._cells = CellStack(self._models)
         self._reader = TensorReader(keep, sink.keep)
-        self._gradients = Gradients(self._reader, held_bytes, self._complain)
-        self._gradients.guard_with(self._guarded)
+        self._gradients = Gradients(self._reader, self._guarded, self._complain)
         self._stacks = StackReader(_STACK_DEPTH, foreign=_MINDSPORE_FILES)
         self._is_active = self._is_recording = self._is_paused = False
         self._is_inside = False
@@ -228,11 +218,7 @@ class MindSporeSession:
     def _around_function(self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_recording:
             return original(*args, **kwargs)
-
-        def again(replaced: Callable[[Any], Any]) -> Any:
-            return original(*with_tensors(args, replaced), **with_tensors(kwargs, replaced))
-
-        opened = self._guarded(f"record the inputs of {name}", self._open_function, name, original, args, kwargs, again)
+        opened = self._guarded(f"record the inputs of {name}", self._open_function, name, original, args, kwargs)
         result = self._unseen(original, args, kwargs)
         if opened is not None:
             wait_for(tensor for _, tensor in tensors_in(result, "output"))
@@ -287,14 +273,12 @@ class MindSporeSession:
 
     # ---- calls
 
-    def _open_function(
-        self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], again: Again
-    ) -> OpenCall | None:
+    def _open_function(self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         given = _given(original, args, kwargs)
         primitive = original.args[0] if isinstance(original, functools.partial) else None
         called = canonical_call(name_rows().get(name, ()), *given, primitive)
         op, canonical, named = (name, *given) if called is None else called
-        return self._open(op, canonical, named, recorded_as="" if op == name else name, again=again)
+        return self._open(op, canonical, named, recorded_as="" if op == name else name)
 
     def _open_cell(self, cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         """A cell of MindSpore's that is one call of torch; None for any other."""
@@ -303,8 +287,7 @@ class MindSporeSession:
         if called is None:
             return None
         op, canonical, named = called
-        again, refusal = _again_of(cell, args, kwargs)
-        return self._open(op, canonical, named, recorded_as=name, again=again, refusal=refusal)
+        return self._open(op, canonical, named, recorded_as=name)
 
     def _open_module(self, cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         op = f"module.{torch_class(cell)}"
@@ -315,13 +298,12 @@ class MindSporeSession:
 
     def _open_any_cell(self, op: str, cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         own = [(Slot("gradient", (parameter_name(cell, name),)), parameter) for name, parameter in own_parameters(cell)]
-        again, refusal = _again_of(cell, args, kwargs)
-        return self._open(op, args, kwargs, level="module", recorded_as=table_name(cell), again=again, refusal=refusal, own=own)
+        return self._open(op, args, kwargs, level="module", recorded_as=table_name(cell), own=own)
 
     def _open_compiled(self, name: str, executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         self._sink.note(LedgerEntry(what=f"see the calls inside {name}", why="it is compiled by ms.jit", step=self._step))
         given = args if executor.obj is None else args[1:]
-        return self._open(name, given, kwargs, again=None, refusal="it is compiled by ms.jit")
+        return self._open(name, given, kwargs)
 
     def _open(
         self,
@@ -331,17 +313,14 @@ class MindSporeSession:
         *,
         level: Level = "api",
         recorded_as: str = "",
-        again: Again | None,
-        refusal: str = "",
-        own: list[Found] | None = None,
+        own: Sequence[Found] = (),
     ) -> OpenCall | None:
         name, module = CallName(op, self._counts[op]), self._cells.current
         self._counts[op] += 1
         if not self._selection.wants_call(module, name):
             return None
         arguments, found = encode_arguments(args, kwargs)
-        if draws(op, arguments):
-            again, refusal = None, "it draws random numbers"
+        given = [*((Slot("output", slot.path), tensor) for slot, tensor in found), *own]
         self._begin_writing()
         inputs = tuple(self._reader.read(slot, tensor) for slot, tensor in found if self._selection.wants_slot(slot))
         return OpenCall(
@@ -352,12 +331,10 @@ class MindSporeSession:
             recorded_as=recorded_as,
             arguments=arguments,
             inputs=inputs,
-            found=tuple(found),
-            own=tuple(own or ()),
+            targets=tuple((slot, tensor, edge_of(tensor)) for slot, tensor in given),
             modes=Modes(grad=is_grad_enabled(), training=self._cells.is_training),
             stack=self._stacks.read(),
-            again=again,
-            refusal=refusal,
+            after=self._gradients.latest,
         )
 
     def _close_call(self, opened: OpenCall, result: Any) -> None:
@@ -370,24 +347,16 @@ class MindSporeSession:
             slots = (*opened.inputs, *(one for one in outputs if self._selection.wants_slot(one.slot)))
             self._write(opened.name, "forward", slots, opened.level, opened)
         if self._selection.wants_phase("backward") and is_recording_gradients():
-            self._gradients.watch(self._backward_of(opened), results, [one.fingerprint for one in outputs])
-
-    def _backward_of(self, opened: OpenCall) -> BackwardCall:
-        known = {one.slot: one.fingerprint for one in opened.inputs}
-        targets = [(Slot("output", slot.path), tensor, known.get(slot), requires_grad(tensor)) for slot, tensor in opened.found]
-        targets += [(slot, tensor, self._reader.fingerprint(tensor), requires_grad(tensor)) for slot, tensor in opened.own]
-        return BackwardCall(
-            name=opened.name,
-            level=opened.level,
-            module=opened.module,
-            parent=opened.parent,
-            recorded_as=opened.recorded_as,
-            modes=opened.modes,
-            stack=opened.stack,
-            targets=targets,
-            again=opened.again,
-            refusal=opened.refusal,
-        )
+            call = BackwardCall(
+                name=opened.name,
+                level=opened.level,
+                module=opened.module,
+                parent=opened.parent,
+                recorded_as=opened.recorded_as,
+                modes=opened.modes,
+                stack=opened.stack,
+            )
+            self._gradients.watch(call, opened.targets, results, opened.after)
 
     def _write_backward(self) -> None:
         for call, slots in self._gradients.finish():
@@ -482,21 +451,3 @@ def _given(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 
 def _is_same(value: Any, default: Any) -> bool:
     return value is default or (type(value) is type(default) and isinstance(value, (int, float, str, tuple)) and bool(value == default))
-
-
-def _again_of(cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Again | None, str]:
-    """How to run a cell a second time with other tensors in the place of its inputs and its parameters, and why not."""
-    if next(iter(cell.cells()), None) is not None and table_name(cell) not in name_rows():
-        return None, "cells inside it"
-    if is_changed_by_others(cell):
-        return None, "hooks, casts or a bprop stand around it"
-
-    def again(replaced: Callable[[Any], Any]) -> Any:
-        before = dict(own_parameters(cell))
-        put_parameters(cell, {name: replaced(parameter) for name, parameter in before.items()})
-        try:
-            return type(cell).construct(cell, *with_tensors(args, replaced), **with_tensors(kwargs, replaced))
-        finally:
-            put_parameters(cell, before)
-
-    return again, ""

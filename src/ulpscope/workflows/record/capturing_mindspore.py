@@ -34,9 +34,8 @@ class Capture:
 
     `level` is what counts as a call: "api" (functions, methods and operators, and cells that are one call of torch), "module" (cells) or
     "both". `keep` is what stays of each tensor: "fingerprint", "statistics" or "tensors". `select` takes patterns over `module/call`, by
-    torch's names. `max_bytes` limits the tensors kept by each rank: statistics go on. `held_bytes` limits the inputs and gradients that are
-    held until the end of a backward pass, from which the gradients are computed that each call contributes. A folder that already holds a
-    run is left alone; `path` says where this one went.
+    torch's names. `max_bytes` limits the tensors kept by each rank: statistics go on. A folder that already holds a run is left alone;
+    `path` says where this one went.
 
     Nothing here changes what the program computes, and a failure to record never stops it.
     """
@@ -52,7 +51,6 @@ class Capture:
         ranks: Iterable[int] | int | None = None,
         select: str | Sequence[str] | None = None,
         max_bytes: int | None = None,
-        held_bytes: int | None = None,
     ) -> None:
         require("mindspore", extra="mindspore", purpose="recording a run of MindSpore")
         from ulpscope import capture_mindspore
@@ -65,7 +63,6 @@ class Capture:
         self._level: CaptureLevel = level
         self._keep: Keep = keep
         self._max_bytes = max_bytes
-        self._held_bytes = capture_mindspore.HELD_BYTES if held_bytes is None else held_bytes
         self._options: dict[str, Any] = {
             "level": level,
             "keep": keep,
@@ -73,7 +70,6 @@ class Capture:
             "ranks": sorted(self._selection.ranks) if self._selection.ranks is not None else None,
             "select": [select] if isinstance(select, str) else list(select or ()),
             "max_bytes": max_bytes,
-            "held_bytes": self._held_bytes,
         }
         self._session: MindSporeSession | None = None
         self._path: Path | None = None
@@ -118,7 +114,6 @@ class Capture:
             level=self._level,
             keep=self._keep,
             selection=self._selection,
-            held_bytes=self._held_bytes,
         )
         self._session.start()
 
