@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records one call for each row of the table of names, forward and backward, and writes down which rows could not be run.
 
-`python -m tests.mindspore_live.record_names FOLDER`, with MindSpore. The folder `tests/mindspore/recorded/names` is its result: there torch
-replays the calls, so that both frameworks' results meet as files.
+`python -m tests.mindspore_live.record_names FOLDER`, with MindSpore. The folder `tests/mindspore_runs/recorded/names` is its result: there
+torch replays the calls, so that both frameworks' results meet as files.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import mindspore as ms
-import ulpscope.mindspore
+import numpy as np
 from mindspore import Tensor, ops
+
+import ulpscope.mindspore
 from tests.mindspore_live.examples import ROWS, evaluate, example_of, inputs
 
 __all__ = ["record_names"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records the transformer for three steps: `python -m tests.mindspore_live.record_transformer FOLDER`, with MindSpore.
 
-The folder `tests/mindspore/recorded/transformer` is its result.
+The folder `tests/mindspore_runs/recorded/transformer` is its result.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transformer of two blocks in MindSpore; `tests/mindspore/transformer.py` is the same in torch, with the same weights and batches."""
+"""A transformer of two blocks in MindSpore; `tests/mindspore_runs/transformer.py` is the same in torch: same weights, same batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 __all__ = ["Net", "made", "train"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -87,19 +88,27 @@ class CellStack:
 
 def table_name(cell: Any) -> str:
     """The name of a cell's class in the table of names: `nn.Dense`, `mint.nn.Linear`; that of a user's class as it is."""
-    return _class_name(type(cell))
+    return _class_names().get(type(cell), type(cell).__name__)
 
 
-def _class_name(cls: type) -> str:
-    """A class may stand in both namespaces: the name that has a row counts."""
-    names = [f"{short}.{cls.__name__}" for short, home in _HOMES if getattr(home, cls.__name__, None) is cls]
-    return next((name for name in names if name in name_rows()), names[0] if names else cls.__name__)
+@functools.lru_cache(maxsize=1)
+def _class_names() -> dict[type, str]:
+    """What the classes of cells are called where programs find them; one that stands in both namespaces by the name that has a row."""
+    names: dict[type, str] = {}
+    for short, home in _HOMES:
+        for name, value in vars(home).items():
+            if isinstance(value, type) and issubclass(value, nn.Cell) and names.get(value) not in name_rows():
+                names[value] = f"{short}.{name}"
+    return names
 
 
 def torch_class(cell: Any) -> str:
     """The name of torch's class: `Linear` for `nn.Dense`."""
-    name = type(cell).__name__
-    return CELL_NAMES.get(name, name) if type(cell).__module__.startswith("mindspore.") else name
+    known = _class_names().get(type(cell))
+    if known is None:
+        return type(cell).__name__
+    name = known.rpartition(".")[2]
+    return CELL_NAMES.get(name, name)
 
 
 def parameter_name(cell: Any, name: str) -> str:

@@ -96,8 +96,8 @@ ops.dropout(input, p := 0.5, training := True) -> functional.dropout(input, p=p,
 nn.Dropout(x) -> functional.dropout(x, p=cell.p, training=cell.training, inplace=False) if cell.p != None
 mint.nn.Dropout(input) -> functional.dropout(input, p=cell.p, training=cell.training, inplace=cell.inplace)
 
-mint.nn.functional.cross_entropy(input, target, weight, ignore_index := -100, reduction := 'mean', label_smoothing := 0.0) -> functional.cross_entropy(input, target, weight=weight, size_average=None, ignore_index=ignore_index, reduce=None, reduction=reduction, label_smoothing=label_smoothing)
-ops.cross_entropy(input, target, weight, ignore_index := -100, reduction := 'mean', label_smoothing := 0.0) -> functional.cross_entropy(input, target, weight=weight, size_average=None, ignore_index=ignore_index, reduce=None, reduction=reduction, label_smoothing=label_smoothing)
+mint.nn.functional.cross_entropy(input, target, weight := None, ignore_index := -100, reduction := 'mean', label_smoothing := 0.0) -> functional.cross_entropy(input, target, weight=weight, size_average=None, ignore_index=ignore_index, reduce=None, reduction=reduction, label_smoothing=label_smoothing)
+ops.cross_entropy(input, target, weight := None, ignore_index := -100, reduction := 'mean', label_smoothing := 0.0) -> functional.cross_entropy(input, target, weight=weight, size_average=None, ignore_index=ignore_index, reduce=None, reduction=reduction, label_smoothing=label_smoothing)
 nn.CrossEntropyLoss(logits, labels) -> functional.cross_entropy(logits, labels, weight=cell.weight, size_average=None, ignore_index=cell.ignore_index, reduce=None, reduction=cell.reduction, label_smoothing=cell.label_smoothing)
 mint.nn.CrossEntropyLoss(input, target) -> functional.cross_entropy(input, target, weight=cell.weight, size_average=None, ignore_index=cell.ignore_index, reduce=None, reduction=cell.reduction, label_smoothing=cell.label_smoothing)
 mint.nn.functional.nll_loss(input, target, weight, ignore_index, reduction) -> functional.nll_loss(input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
