@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of MindSpore's names, held against torch: each row was run by MindSpore, and torch replays what was recorded under its own name.
+"""The table of names held against torch: MindSpore ran each row, and torch replays what was recorded under its own name.
 
 `tests/mindspore_live/record_names.py` made the run, with MindSpore. Nothing here needs MindSpore.
 """

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindspore import mint, nn
+
 from ulpscope.capture_mindspore.framework import buffers_of, own_parameters
 from ulpscope.model.operations.mindspore_names import CELL_NAMES, PARAMETER_NAMES, name_rows
 
