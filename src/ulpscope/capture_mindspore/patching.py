@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, TypeAlias
 
+from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import Primitive
 
-from mindspore import Tensor, mint, nn, ops
 from ulpscope.capture_mindspore.framework import BACKWARD_PASS, COMPILED_CALL
 from ulpscope.model.operations.mindspore_names import NOT_ARITHMETIC, name_rows
 from ulpscope.recording.stand_ins import leave, own_code, stand_around
@@ -47,6 +47,7 @@ class Patches:
     def __init__(self) -> None:
         self._stood_around: list[tuple[FunctionType, Callable[[Callable[..., Any]], Callable[..., Any]]]] = []
         self._replaced: list[tuple[type, str]] = []
+        self._is_away = False
 
     def cells(self, around: Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         """`around(original, cell, args, kwargs)` stands for every call of a cell."""
@@ -81,8 +82,12 @@ class Patches:
     @contextlib.contextmanager
     def out_of_the_way(self) -> Iterator[None]:
         """Meanwhile every function has its own code, and every method is MindSpore's: a compiler reads both."""
+        if self._is_away:
+            yield
+            return
         standing = [(function, function.__code__) for function, _ in self._stood_around]
         methods = [(owner, name, vars(owner)[name]) for owner, name in self._replaced]
+        self._is_away = True
         for function, _ in standing:
             function.__code__ = own_code(function)
         for owner, name, _ in methods:
@@ -90,6 +95,7 @@ class Patches:
         try:
             yield
         finally:
+            self._is_away = False
             for function, code in standing:
                 function.__code__ = code
             for owner, name, method in methods:

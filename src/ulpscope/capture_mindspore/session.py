@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import mindspore as ms
 from mindspore import nn
+
 from ulpscope.capture_mindspore.arguments import Found, encode_arguments, tensors_in
 from ulpscope.capture_mindspore.cells import CellStack, parameter_name, table_name, torch_class
 from ulpscope.capture_mindspore.framework import (
@@ -115,10 +116,6 @@ class MindSporeSession:
             raise
 
     def _install(self) -> None:
-        if is_in_graph_mode():
-            self._sink.note(
-                LedgerEntry(what="see the calls inside cells", why="the program runs in graph mode; ms.set_context(mode=ms.PYNATIVE_MODE)")
-            )
         self._patches.cells(self._around_cell)
         self._patches.backward_passes(self._around_backward)
         self._patches.compiled_calls(self._around_compiled)
@@ -227,6 +224,9 @@ class MindSporeSession:
         return result
 
     def _around_cell(self, original: Callable[..., Any], cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_in_graph_mode():
+            why = "the program runs in graph mode; ms.set_context(mode=ms.PYNATIVE_MODE) shows them"
+            return self._run_compiled(f"graph.{type(cell).__name__}", why, args, original, (cell, *args), kwargs)
         if not self.is_recording:
             return original(cell, *args, **kwargs)
         if isinstance(cell, nn.Optimizer):
@@ -261,13 +261,21 @@ class MindSporeSession:
         return result
 
     def _around_compiled(self, original: Callable[..., Any], executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.is_recording:
-            return original(executor, *args, **kwargs)
+        given = args if executor.obj is None else args[1:]
         name = f"jit.{getattr(executor.fn, '__name__', 'region')}"
-        opened = self._guarded(f"record the inputs of {name}", self._open_compiled, name, executor, args, kwargs)
+        return self._run_compiled(name, "it is compiled by ms.jit", given, original, (executor, *args), kwargs)
+
+    def _run_compiled(
+        self, name: str, why: str, given: tuple[Any, ...], original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run what MindSpore compiles as one call, with everything out of the way of its compiler, which reads code."""
+        opened: OpenCall | None = None
+        if self.is_recording:
+            opened = self._guarded(f"record the inputs of {name}", self._open_compiled, name, why, given, kwargs)
         with self._patches.out_of_the_way():
-            result = self._unseen(original, (executor, *args), kwargs)
+            result = self._unseen(original, args, kwargs)
         if opened is not None:
+            wait_for(tensor for _, tensor in tensors_in(result, "output"))
             self._guarded(f"record the outputs of {name}", self._close_call, opened, result)
         return result
 
@@ -300,9 +308,8 @@ class MindSporeSession:
         own = [(Slot("gradient", (parameter_name(cell, name),)), parameter) for name, parameter in own_parameters(cell)]
         return self._open(op, args, kwargs, level="module", recorded_as=table_name(cell), own=own)
 
-    def _open_compiled(self, name: str, executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
-        self._sink.note(LedgerEntry(what=f"see the calls inside {name}", why="it is compiled by ms.jit", step=self._step))
-        given = args if executor.obj is None else args[1:]
+    def _open_compiled(self, name: str, why: str, given: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
+        self._sink.note(LedgerEntry(what=f"see the calls inside {name}", why=why, step=self._step))
         return self._open(name, given, kwargs)
 
     def _open(
