@@ -36,6 +36,7 @@ __all__ = [
     "AnyFrame",
     "CallFrame",
     "EndFrame",
+    "PlainCall",
     "SlotRow",
     "StackFrame",
     "StartFrame",
@@ -129,8 +130,8 @@ class _ArgumentsRow(msgspec.Struct, array_like=True):
     kwargs: dict[str, Any] | None = None
 
 
-class CallFrame(msgspec.Struct, array_like=True, tag=2):
-    """One CallRecord; its rank and step are those of the file."""
+class PlainCall(msgspec.Struct, array_like=True, tag=2):
+    """The elements that the frame of every call has."""
 
     order: int
     op: str
@@ -144,6 +145,11 @@ class CallFrame(msgspec.Struct, array_like=True, tag=2):
     slots: list[SlotRow]
     stack: int | None
     recompute: bool
+
+
+class CallFrame(PlainCall, array_like=True, tag=2):
+    """One CallRecord; its rank and step are those of the file. The last element is missing where there is nothing to tell."""
+
     recorded_as: str = ""
 
 
