@@ -8,10 +8,11 @@ BIN := .venv/bin
 LOG := .venv/install.log
 READY := .venv/.ready
 READY_FOR_DOCS := .venv/.ready-for-docs
+MINDSPORE := .venv-mindspore
 PAGE := src/ulpscope/report/assets/report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-plain test-long test-matrix check docs web web-check bench release clean
+.PHONY: help demo test test-plain test-long test-matrix test-mindspore check docs web web-check bench release clean
 
 help:
 	@echo 'make demo       two small training runs, one broken operation, and the report that names it'
@@ -19,6 +20,7 @@ help:
 	@echo 'make test-plain the same tests in NumPy and Python, without what was compiled'
 	@echo 'make test-long  whole corpora, hundreds of repetitions, and what needs the peer'
 	@echo 'make test-matrix  all tests but the long ones on the oldest and the newest torch, each in an environment of 7 GB; TORCH=2.12.0 names one'
+	@echo 'make test-mindspore  the tests that need MindSpore, in an environment of its own (2.9 GB the first time)'
 	@echo 'make check      ruff, mypy --strict, import-linter'
 	@echo 'make docs       the documentation site, in build/site'
 	@echo 'make web        rebuild the report page (needs node and npm)'
@@ -51,6 +53,11 @@ test-long: $(READY)
 test-matrix:
 	@JOBS=$(JOBS) $(PYTHON) tools/matrix.py $(TORCH)
 
+# These tests know nothing of torch, so what tests/conftest.py prepares for it is left out.
+test-mindspore: $(MINDSPORE)/.ready
+	@OMP_NUM_THREADS=1 $(MINDSPORE)/bin/python -m pytest -q --confcutdir=tests/mindspore_live -W default tests/mindspore_live
+	@echo 'make test-mindspore: all tests passed.'
+
 check: $(READY)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -77,7 +84,7 @@ release:
 	@$(PYTHON) tools/release.py $(VERSION)
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis web/node_modules ulpscope-demo
+	rm -rf .venv $(MINDSPORE) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis web/node_modules ulpscope-demo
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 
@@ -92,6 +99,15 @@ $(READY): pyproject.toml packages/legacy/pyproject.toml constraints.txt $(wildca
 	@{ $(BIN)/pip install --disable-pip-version-check -c constraints.txt cython setuptools wheel && \
 	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,torch]' -e packages/legacy; } > $(LOG) 2>&1 || \
 	{ echo 'pip could not install the packages that constraints.txt names: check the network, the proxy and the index that pip asks (pip config list), then run make again; all that pip said is in $(LOG).' >&2; exit 1; }
+	@touch $@
+
+# MindSpore asks for an older NumPy than torch is tested with, and neither may need the other: so it has an environment of its own.
+$(MINDSPORE)/.ready: pyproject.toml constraints-mindspore.txt $(wildcard src/ulpscope/numerics/*.c)
+	@test -x $(MINDSPORE)/bin/pip || $(PYTHON) -m venv $(MINDSPORE)
+	@echo 'Setting up $(MINDSPORE) (the first time takes some minutes and 2.9 GB; details in $(MINDSPORE)/install.log)'
+	@{ $(MINDSPORE)/bin/pip install --disable-pip-version-check -c constraints-mindspore.txt cython setuptools wheel && \
+	$(MINDSPORE)/bin/pip install --disable-pip-version-check --no-build-isolation -c constraints-mindspore.txt -e '.[mindspore]' pytest; } > $(MINDSPORE)/install.log 2>&1 || \
+	{ echo 'pip could not install MindSpore as constraints-mindspore.txt names it: check the network and the index that pip asks, then run make test-mindspore again; all that pip said is in $(MINDSPORE)/install.log.' >&2; exit 1; }
 	@touch $@
 
 # Only the site needs these: they are those of the extra docs, without building the package again.

@@ -94,5 +94,5 @@ def test_a_call_goes_the_way_that_is_drawn(caller: str, way: str, called: str) -
 
 
 def test_the_pictures_hold_something() -> None:
-    assert len(ARROWS) == 7
+    assert len(ARROWS) == 8
     assert len(STEPS) == 9

@@ -21,7 +21,7 @@ from torch import fx, nn
 from tests.capture.recording import recording
 from ulpscope.capture.health.scripts import _HealthPatches
 from ulpscope.capture.intercept.patching import Patches
-from ulpscope.capture.intercept.stand_ins import leave, stand_around, stands_in
+from ulpscope.recording.stand_ins import leave, stand_around, stands_in
 
 CALLED: list[str] = []
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ulpscope.capture.selection import Selection
 from ulpscope.cli import cli
 from ulpscope.model import CallName, Slot
+from ulpscope.recording.selection import Selection
 
 SCRIPT = """
 import sys

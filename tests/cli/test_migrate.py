@@ -12,10 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ulpscope.capture.selection import Selection
 from ulpscope.cli import cli
 from ulpscope.compat.msprobe.config import read_config
 from ulpscope.errors import InputError
+from ulpscope.recording.selection import Selection
 
 
 def migrated(folder: Path, config: Any) -> list[str]:

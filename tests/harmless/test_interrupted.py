@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ulpscope
-from ulpscope.capture.safety import let_pass
+from ulpscope.recording.safety import let_pass
 
 
 class OutOfTime(OSError):

@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from tests.hostile.children import GIB, answer_of, on_linux
-from ulpscope.capture.selection import Selection
 from ulpscope.compat.checker.checker_tables import finished_apis
 from ulpscope.compat.msprobe.command.flat_yaml import read_lists
 from ulpscope.compat.msprobe.config import read_config
@@ -29,6 +28,7 @@ from ulpscope.compat.sheets import read_csv, read_sheet
 from ulpscope.match import read_mapping
 from ulpscope.model import RunInfo
 from ulpscope.model.health import STATISTICS
+from ulpscope.recording.selection import Selection
 from ulpscope.store import DirectoryRun, create_run, open_run
 from ulpscope.store.acl.file import read_acl_file
 from ulpscope.store.envelope import read_envelope

@@ -58,7 +58,8 @@ def path(tmp_path: Path) -> Path:
         slot = replace(example_record().slots[0], dtype=tensor.dtype, shape=tensor.shape, content=content)
         args = (order, -order, order**7, "é" * order, list(range(order % 40)), {str(key): None for key in range(order % 40)}, b"x" * order)
         stack = (Frame("a.py", order % 5, "f", "code"),) if order % 3 else ()
-        sink.write(example_record(order, slots=(slot,) * (order % 3), arguments=Arguments(args=args), stack=stack))
+        other = {"recorded_as": "mint.add"} if order % 4 == 0 else {}
+        sink.write(example_record(order, slots=(slot,) * (order % 3), arguments=Arguments(args=args), stack=stack, **other))
     sink.close()
     return path
 
@@ -70,6 +71,8 @@ def test_the_printed_reader_reads_every_record(path: Path, printed: dict[str, An
     for record, (frame, stack) in zip(records, frames, strict=True):
         assert looks_alike(frame[:11], call_elements(record))
         assert frame[12] == record.recompute
+        assert frame[13:] == (["mint.add"] if record.order % 4 == 0 else [])
+        assert record.recorded_as == (frame[13] if frame[13:] else "")
         assert [tuple(line) for line in stack] == [(line.file, line.line, line.function, line.code) for line in record.stack]
 
 

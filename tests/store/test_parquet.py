@@ -216,6 +216,11 @@ def test_a_step_like_ours_is_not_encoded_again(tmp_path: Path, monkeypatch: pyte
     assert seen == []
 
 
+def test_calls_with_a_name_of_their_own_framework_are_in_the_table_too(tmp_path: Path) -> None:
+    records = [example_record(0), example_record(1, recorded_as="mint.add"), example_record(2, slots=(), recorded_as="é" * 300)]
+    assert table_of(tmp_path, *encoded(records)) == expected_rows(records)
+
+
 def test_steps_that_resemble_each_other_keep_their_own_values(tmp_path: Path) -> None:
     """Columns of the last step are used again only where the bytes of this one are the same."""
     calm = [example_record(order, slots=(tensor(), tensor((1,)))) for order in range(4)]

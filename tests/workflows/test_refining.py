@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.match.building import record, scale, train
-from ulpscope.capture.selection import Selection
 from ulpscope.model import CallName, RunInfo
+from ulpscope.recording.selection import Selection
 from ulpscope.store import open_run
 from ulpscope.workflows.compare.comparing import compare_runs
 from ulpscope.workflows.compare.refining import ChosenCall, Refinement, pattern_of, refine_runs

@@ -20,21 +20,29 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ulpscope._torch_private import LACKING, is_compiled_in_place
 from ulpscope._torch_versions import range_tried
-from ulpscope.capture import active
 from ulpscope.capture.intercept import patching
 from ulpscope.capture.intercept.modules import ModuleStack, modules_in, own_parameters
 from ulpscope.capture.intercept.patching import Patches
 from ulpscope.capture.intercept.torch_modes import FunctionMode, OpMode, remove_mode
 from ulpscope.capture.record.state import OptimizerProbe
-from ulpscope.capture.safety import Safety
-from ulpscope.capture.selection import Selection
-from ulpscope.capture.torch_internals import FUSED_MODULES, graph_task, is_jit_tracing, keep_from_compiler, not_compiled
+from ulpscope.capture.torch_internals import (
+    FUSED_MODULES,
+    graph_task,
+    is_jit_tracing,
+    keep_from_compiler,
+    not_compiled,
+    without_function_modes,
+)
 from ulpscope.errors import UlpscopeError
 from ulpscope.model import LedgerEntry, Sink
+from ulpscope.recording import active
+from ulpscope.recording.safety import Safety
+from ulpscope.recording.selection import Selection
 
 __all__ = ["Session", "has_fast_path", "is_compiled"]
 
-_FOLDER = str(Path(__file__).parent)
+_PACKAGES = ("ulpscope.capture.", "ulpscope.recording.")
+_FOLDERS = tuple(str(Path(__file__).parents[1] / name) for name in ("capture", "recording"))
 
 
 class Session:
@@ -64,7 +72,7 @@ class Session:
         self._spoken = threading.local()
         self._modules = ModuleStack(models or [])
         self._optimizers = OptimizerProbe(self._modules, optimizers)
-        self._safety = Safety(sink)
+        self._safety = Safety(sink, without_function_modes)
         self._patches = Patches()
         self._mode: FunctionMode | OpMode | None = None
         self._handles: list[Any] = []
@@ -285,12 +293,12 @@ class Session:
 @functools.cache
 def _keep_ours_from_compiler() -> None:
     """Tell torch.compile, which looks at every running frame while it is on, that frames of this package are not the user's."""
-    loaded = [module for name, module in list(sys.modules.items()) if name.startswith(__package__ + ".")]
+    loaded = [module for name, module in list(sys.modules.items()) if name.startswith(_PACKAGES)]
     ours = [module for module in loaded if isinstance(module, ModuleType)]
     for value in [value for module in ours if module is not patching for value in list(vars(module).values())]:
         for function in vars(value).values() if isinstance(value, type) else (value,):
             code = getattr(getattr(function, "__func__", getattr(function, "fget", function)), "__code__", None)
-            if isinstance(code, CodeType) and code.co_filename.startswith(_FOLDER):
+            if isinstance(code, CodeType) and code.co_filename.startswith(_FOLDERS):
                 keep_from_compiler(code)
 
 

@@ -29,7 +29,6 @@ from ulpscope.capture.record.flights import is_handle
 from ulpscope.capture.record.recorder import CallRecorder, OpenCall
 from ulpscope.capture.record.state import BufferHunt
 from ulpscope.capture.record.tensor_reader import Keep
-from ulpscope.capture.selection import Selection
 from ulpscope.capture.torch_internals import (
     asynchronous_memory,
     graph_task,
@@ -41,6 +40,7 @@ from ulpscope.capture.torch_internals import (
 from ulpscope.capture.walk import Found, encode_arguments, slot_and_mark, tensors_in
 from ulpscope.model import Arguments, FrameSink, LedgerEntry, Level, Sink, Slot
 from ulpscope.numerics.summary.lent_threads import lend_threads
+from ulpscope.recording.selection import Selection
 
 __all__ = ["CaptureLevel", "CaptureSession"]
 

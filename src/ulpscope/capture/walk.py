@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ulpscope.capture.safety import let_pass
 from ulpscope.model import Arguments, Role, Slot
+from ulpscope.recording.safety import let_pass
 
 __all__ = [
     "READY_INPUTS",

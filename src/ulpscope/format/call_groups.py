@@ -17,7 +17,18 @@ import msgspec
 import numpy as np
 
 from ulpscope.errors import DamagedRunError
-from ulpscope.format.frames import HEAD_SIZE, MAX_BODY, CallFrame, EndFrame, StackFrame, StartFrame, TensorFrame, checksum, head_at
+from ulpscope.format.frames import (
+    HEAD_SIZE,
+    MAX_BODY,
+    CallFrame,
+    EndFrame,
+    PlainCall,
+    StackFrame,
+    StartFrame,
+    TensorFrame,
+    checksum,
+    head_at,
+)
 from ulpscope.format.packed_values import Integers, Unusual, expect
 from ulpscope.format.reading import FrameReader, open_regular
 from ulpscope.model import FORMAT_VERSION, ROLES
@@ -136,7 +147,7 @@ def groups_encoded_again(path: Path) -> Iterator[tuple[StartFrame, Group, Stacks
 
 
 def _encoded_again(calls: list[CallFrame]) -> Group:
-    bodies = [_encode(call) for call in calls]
+    bodies = [_encode(PlainCall(*(getattr(call, name) for name in PlainCall.__struct_fields__))) for call in calls]
     bounds = np.cumsum([0, *map(len, bodies)])
     slots: list[int] = []
     slots_end = {}

@@ -37,6 +37,7 @@ __all__ = [
     "AnyFrame",
     "CallFrame",
     "EndFrame",
+    "PlainCall",
     "SlotRow",
     "StackFrame",
     "StartFrame",
@@ -130,8 +131,8 @@ class _ArgumentsRow(msgspec.Struct, array_like=True):
     kwargs: dict[str, Any] | None = None
 
 
-class CallFrame(msgspec.Struct, array_like=True, tag=2):
-    """One CallRecord; its rank and step are those of the file."""
+class PlainCall(msgspec.Struct, array_like=True, tag=2):
+    """The elements that the frame of every call has."""
 
     order: int
     op: str
@@ -145,6 +146,12 @@ class CallFrame(msgspec.Struct, array_like=True, tag=2):
     slots: list[SlotRow]
     stack: int | None
     recompute: bool
+
+
+class CallFrame(PlainCall, array_like=True, tag=2):
+    """One CallRecord; its rank and step are those of the file. The last element is missing where there is nothing to tell."""
+
+    recorded_as: str = ""
 
 
 class EndFrame(msgspec.Struct, array_like=True, tag=3):
@@ -247,6 +254,7 @@ def encode_call(record: CallRecord, stack: int | None) -> bytes:
                 [_slot_row(slot) for slot in record.slots],
                 stack,
                 record.recompute,
+                *((record.recorded_as,) if record.recorded_as else ()),
             )
         )
     )
@@ -358,4 +366,5 @@ def call_record(frame: CallFrame, rank: int, step: int, stack: tuple[Frame, ...]
         slots=msgspec.convert(frame.slots, tuple[TensorRecord, ...], from_attributes=True),
         stack=stack,
         recompute=frame.recompute,
+        recorded_as=frame.recorded_as,
     )

@@ -208,7 +208,7 @@ class HealthRecording:
         try:
             function(*args)
         except Exception as error:
-            from ulpscope.capture.safety import let_pass
+            from ulpscope.recording.safety import let_pass
 
             let_pass(error)
             self._failed(what, error)

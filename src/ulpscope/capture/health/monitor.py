@@ -28,7 +28,6 @@ from ulpscope.capture.device.arrivals import Arrivals
 from ulpscope.capture.health.cohorts import Cohort, Member, Merge, is_readable, local_part, member_of
 from ulpscope.capture.health.readings import Batch, Pending, measure, measure_rows, traits
 from ulpscope.capture.intercept.modules import ModuleStack, modules_in
-from ulpscope.capture.safety import let_pass
 from ulpscope.capture.torch_internals import (
     blind,
     graph_task,
@@ -40,6 +39,7 @@ from ulpscope.capture.torch_internals import (
     without_class,
 )
 from ulpscope.model.health import STATISTICS, Granularity, HealthLayout, HealthStep, HealthTarget
+from ulpscope.recording.safety import let_pass
 
 __all__ = ["KINDS", "HealthSession"]
 

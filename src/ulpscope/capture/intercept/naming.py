@@ -14,7 +14,7 @@ import torch
 from torch.overrides import resolve_name
 
 from ulpscope._torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket
-from ulpscope.capture.intercept.stand_ins import stands_in
+from ulpscope.recording.stand_ins import stands_in
 
 __all__ = [
     "business_of",

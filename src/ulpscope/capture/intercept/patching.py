@@ -48,8 +48,8 @@ from ulpscope._torch_private import (
 )
 from ulpscope.capture.intercept.collectives import ASYNCHRONOUS_MODULE, collective_functions
 from ulpscope.capture.intercept.depth import Depth
-from ulpscope.capture.intercept.stand_ins import leave, stand_around, stand_in_code
 from ulpscope.capture.torch_internals import COMPILER, is_tracing_program, keep_from_compiler
+from ulpscope.recording.stand_ins import leave, stand_around, stand_in_code
 
 __all__ = ["MODULE_CALL", "Patches"]
 

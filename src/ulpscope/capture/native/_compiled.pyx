@@ -3182,11 +3182,12 @@ cdef object _add = _torch_private.TensorBase.add
 cdef object _to = _torch_private.TensorBase.to
 
 from ulpscope.capture.intercept import naming as _calls
-from ulpscope.capture.record import stacks as _stacks
+from ulpscope.capture.record.stacks import is_recompute as _is_recompute
+from ulpscope.recording import stacks as _stacks
 from ulpscope.capture.record import state as _state
 from ulpscope.capture import torch_internals as _torch_internals
 from ulpscope.capture import walk as _walk
-from ulpscope.capture.safety import let_pass as _let_pass
+from ulpscope.recording.safety import let_pass as _let_pass
 from ulpscope.model import Slot as _Slot
 
 cdef object _slot_type = _Slot
@@ -3214,7 +3215,6 @@ cdef object _no_stack = _stacks.EMPTY
 cdef int USERS = _stacks.USERS
 cdef int BOUNDARY = _stacks.BOUNDARY
 cdef int END = _stacks.END
-cdef object _is_recompute = _stacks.is_recompute
 cdef object _mode_row = _state.mode_row
 cdef object _blind = _torch_internals.blind
 cdef object _is_foreign = _torch_internals.is_foreign

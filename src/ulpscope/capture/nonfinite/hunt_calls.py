@@ -22,8 +22,6 @@ from ulpscope.capture.intercept.torch_modes import ApiMode
 from ulpscope.capture.nonfinite.extremes import is_plain_here, sum_tells
 from ulpscope.capture.nonfinite.hunt import Hunt
 from ulpscope.capture.nonfinite.hunt_records import Place, SeenCall, strengthened, version_of, weakened
-from ulpscope.capture.record.stacks import StackReader
-from ulpscope.capture.safety import Safety
 from ulpscope.capture.torch_internals import (
     ACCUMULATE_GRAD,
     current_node,
@@ -39,6 +37,8 @@ from ulpscope.capture.torch_internals import (
 from ulpscope.capture.walk import Found, tensors_in
 from ulpscope.model import Phase, Slot
 from ulpscope.numerics.nonfinite_rule import gives_data, is_move, makes_nothing_new
+from ulpscope.recording.safety import Safety
+from ulpscope.recording.stacks import StackReader
 
 __all__ = ["CallHunt", "CallMode", "Traits", "traits_of_name"]
 

@@ -16,10 +16,10 @@ from ulpscope.capture.intercept.modules import ByModule
 from ulpscope.capture.nonfinite.extremes import is_on_a_device, is_plain_here
 from ulpscope.capture.nonfinite.hunt import Hunt
 from ulpscope.capture.nonfinite.hunt_records import Place, SeenCall, reference_to
-from ulpscope.capture.record.stacks import StackReader
 from ulpscope.capture.torch_internals import graph_task
 from ulpscope.capture.walk import Found, tensors_in
 from ulpscope.model import Slot
+from ulpscope.recording.stacks import StackReader
 
 __all__ = ["ModuleHunt"]
 

@@ -23,12 +23,13 @@ from ulpscope.capture.nonfinite.hunt_modules import ModuleHunt
 from ulpscope.capture.nonfinite.hunt_records import EventWriter, Place, SeenCall, version_of
 from ulpscope.capture.nonfinite.hunt_state import StateHunt
 from ulpscope.capture.record.flights import is_handle
-from ulpscope.capture.record.stacks import StackReader
-from ulpscope.capture.selection import Selection
+from ulpscope.capture.record.stacks import TORCH_FILES
 from ulpscope.capture.torch_internals import device_of, graph_task, inside_transform
 from ulpscope.capture.walk import tensors_in
 from ulpscope.model import CallName, NonFinite, Sink
 from ulpscope.numerics.nonfinite_rule import Kinds
+from ulpscope.recording.selection import Selection
+from ulpscope.recording.stacks import StackReader
 
 __all__ = ["HuntSession"]
 
@@ -55,7 +56,9 @@ class HuntSession(Session):
             sink, rank=rank, models=models, optimizers=optimizers, selection=selection, find_steps=find_steps, operators=operators
         )
         self._options = options
-        self._stacks = StackReader(_STACK_DEPTH, boundary=HuntSession._around_module.__code__, running=self._modules.all_running)
+        self._stacks = StackReader(
+            _STACK_DEPTH, foreign=TORCH_FILES, boundary=HuntSession._around_module.__code__, running=self._modules.all_running
+        )
         self._hunt = Hunt(options, EventWriter(sink, rank), world_size=world_size, wants=self._wants)
         self._calls = CallHunt(
             self, self._hunt, self._modules, self._safety, self._stacks, all_calls=options.passed_on, operators=operators

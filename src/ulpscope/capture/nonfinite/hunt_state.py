@@ -12,11 +12,11 @@ import torch
 from ulpscope.capture.nonfinite.extremes import is_on_a_device, is_plain_here, is_readable, local_values, sum_tells
 from ulpscope.capture.nonfinite.hunt import Hunt
 from ulpscope.capture.nonfinite.hunt_records import Place, SeenCall
-from ulpscope.capture.record.stacks import StackReader
 from ulpscope.capture.record.state import OptimizerProbe
 from ulpscope.capture.torch_internals import is_foreign
 from ulpscope.capture.walk import Found, tensors_in
 from ulpscope.model import Slot
+from ulpscope.recording.stacks import StackReader
 
 __all__ = ["StateHunt"]
 

@@ -25,10 +25,10 @@ from ulpscope.capture.record.stacks import is_recompute
 from ulpscope.capture.record.state import ModeRow, mode_row
 from ulpscope.capture.record.taking import Taken
 from ulpscope.capture.record.tensor_reader import TensorReader
-from ulpscope.capture.selection import Selection
 from ulpscope.capture.torch_internals import graph_task, inside_transform
 from ulpscope.capture.walk import Encoded, Found, slot_text, split_arguments, tensors_in
 from ulpscope.model import Frame, Level, Phase, Slot
+from ulpscope.recording.selection import Selection
 
 __all__ = ["UNNAMED", "Observer", "OpenCall", "PythonObserver", "RareCalls"]
 

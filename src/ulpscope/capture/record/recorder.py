@@ -23,11 +23,10 @@ from ulpscope.capture.native.compiled import COMPILED
 from ulpscope.capture.record.flights import Flight, Flights
 from ulpscope.capture.record.holding import Outbox
 from ulpscope.capture.record.observing import UNNAMED, Observer, OpenCall
-from ulpscope.capture.record.stacks import StackReader
+from ulpscope.capture.record.stacks import TORCH_FILES
 from ulpscope.capture.record.state import ModeRow, random_generators
 from ulpscope.capture.record.taking import Taken
 from ulpscope.capture.record.tensor_reader import Keep, TensorReader
-from ulpscope.capture.selection import Selection
 from ulpscope.capture.torch_internals import (
     asynchronous_memory,
     current_node,
@@ -40,6 +39,8 @@ from ulpscope.capture.torch_internals import (
 from ulpscope.capture.walk import Found, tensors_in
 from ulpscope.model import Arguments, CallName, Frame, FrameSink, LedgerEntry, Level, Phase, Sink, Slot, abilities_of
 from ulpscope.model.operations.unwritten import OVERWRITTEN
+from ulpscope.recording.selection import Selection
+from ulpscope.recording.stacks import StackReader
 
 __all__ = ["CallRecorder", "OpenCall"]
 
@@ -85,7 +86,7 @@ class CallRecorder(Observer):
         self._selection = selection
         self._modules = modules
         self.is_patient = is_patient
-        self._stacks = StackReader(_STACK_DEPTH, boundary=boundary, running=modules.all_running)
+        self._stacks = StackReader(_STACK_DEPTH, foreign=TORCH_FILES, boundary=boundary, running=modules.all_running)
         self.lock: contextlib.AbstractContextManager[Any] = threading.RLock() if COMPILED is None else COMPILED.Lock()
         self._local = threading.local()
         self.begun = {}

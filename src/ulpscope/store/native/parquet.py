@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from ulpscope.format.call_groups import BYTES_AT_ONCE, Group, Stacks, ends_of_slots, groups, groups_encoded_again, slots_begin
-from ulpscope.format.frames import UNREADABLE, CallFrame, SlotRow, StartFrame, SummaryRow
+from ulpscope.format.frames import UNREADABLE, PlainCall, SlotRow, StartFrame, SummaryRow
 from ulpscope.format.packed_values import Flags, Integers, Unusual, Walk, expect
 from ulpscope.model import Level, Phase, Slot
 from ulpscope.store.native.appending import FILE_MODE
@@ -51,7 +51,7 @@ REALS = ("min", "max", "mean", "rms")
 NUM_ABOUT = SlotRow.__struct_fields__.index("summary")  # elements that describe a tensor besides its values
 
 _json = json.JSONEncoder(default=str, check_circular=False).encode
-_types = {field.name: field.type for field in msgspec.structs.fields(CallFrame)}
+_types = {field.name: field.type for field in msgspec.structs.fields(PlainCall)}
 _context_decoder = msgspec.msgpack.Decoder(GenericAlias(tuple, (_types["arguments"], _types["modes"], list[None])))
 _about_decoder = msgspec.msgpack.Decoder(SlotRow)
 
@@ -163,7 +163,7 @@ def _call_columns(pa: Any, group: Group, slots_end: Integers, stacks: Stacks, ro
         return last.columns
 
     walk = Walk(group.data, group.begins)
-    walk.enter(len(CallFrame.__struct_fields__) + 1)
+    walk.enter(len(PlainCall.__struct_fields__) + 1)
     walk.at = walk.at + 1
     columns = {"order": integer_array(pa, walk, rows), "op": word_array(pa, walk, rows), "index": integer_array(pa, walk, rows)}
     columns |= {name: word_array(pa, walk, rows) for name in ("phase", "level", "module", "parent")}

@@ -274,7 +274,7 @@ def _is_call(record: CallRecord) -> bool:
 def _selection(select: str | Sequence[str] | None) -> Any:
     if select is None:
         return None
-    from ulpscope.capture.selection import Selection
+    from ulpscope.recording.selection import Selection
 
     return Selection.parse(select=select)
 

@@ -16,7 +16,7 @@ import ulpscope
 from ulpscope.errors import CaptureWarning
 from ulpscope.model import RunInfo
 
-__all__ = ["describe_run", "launch_name", "listed", "rank_and_world_size", "warn_user"]
+__all__ = ["describe_process", "describe_run", "launch_name", "launched_as", "listed", "rank_and_world_size", "warn_user"]
 
 # Dumps get mailed: only what changes numerics or tells ranks apart, nothing that may hold a secret.
 _ENVIRONMENT = (
@@ -36,19 +36,24 @@ _ENVIRONMENT = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "WORLD_SIZE",
 )
-_PACKAGES = ("torch", "torch_npu", "numpy", "triton")
+_PACKAGES = ("torch", "torch_npu", "mindspore", "numpy", "triton")
 
 
 def describe_run(world_size: int, options: dict[str, Any], *, seed: int | None = None) -> RunInfo:
-    """Describe versions, devices, command line and an allow-list of environment variables."""
+    """Describe the process that makes a run of torch."""
     import torch
 
+    return describe_process(world_size, options, _devices(torch), seed=seed)
+
+
+def describe_process(world_size: int, options: dict[str, Any], devices: tuple[str, ...], *, seed: int | None = None) -> RunInfo:
+    """Versions, devices, command line and an allow-list of environment variables."""
     return RunInfo(
         tool=f"ulpscope {ulpscope.__version__}",
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         command=tuple(sys.argv),
         versions={"python": platform.python_version(), **_versions()},
-        devices=_devices(torch),
+        devices=devices,
         world_size=world_size,
         options=options,
         seed=seed,
@@ -97,6 +102,11 @@ def rank_and_world_size() -> tuple[int, int]:
 
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    return launched_as()
+
+
+def launched_as() -> tuple[int, int]:
+    """Rank and world size as a launcher tells them."""
     try:
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     except ValueError:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ulpscope.capture.torch_internals import without_function_modes
 from ulpscope.errors import CaptureWarning
 from ulpscope.model import LedgerEntry, Sink
 
@@ -23,18 +23,22 @@ _OURS = str(Path(__file__).parents[1])
 
 
 class Safety:
-    """Runs our own work; `is_broken` is true once the disk has failed, and then nothing more is recorded."""
+    """Runs our own work; `is_broken` is true once the disk has failed, and then nothing more is recorded.
 
-    def __init__(self, sink: Sink) -> None:
+    `shield` hides from the program what the framework does for our own work.
+    """
+
+    def __init__(self, sink: Sink, shield: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         self.is_broken = False
         self.step = 0
         self._sink = sink
+        self._shield = shield
         self._num_failures = 0
 
     def run(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
         """Run our own work and return its result, or None after a line in the ledger."""
         try:
-            with without_function_modes():
+            with self._shield():
                 return function(*args)
         except Exception as error:
             self.failed(what, error)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["leave", "stand_around", "stand_in_code", "stands_in"]
+__all__ = ["leave", "own_code", "stand_around", "stand_in_code", "stands_in"]
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes the original function and returns the one to call instead of it."""
@@ -58,6 +58,11 @@ def leave(function: FunctionType, around: Around) -> None:
     function.__code__ = own
     del _around[function]
     CALLED[_key(function)] = _copy(function, own)
+
+
+def own_code(function: FunctionType) -> CodeType:
+    """The code that a function has when nobody stands around it."""
+    return _around[function][0] if function in _around else function.__code__
 
 
 def _link(function: FunctionType, own: CodeType, everyone: list[Around]) -> None:
