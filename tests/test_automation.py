@@ -138,7 +138,7 @@ def test_help_names_every_target_and_the_script_makes_those_of_a_change() -> Non
     assert declared
     assert re.findall(r"^\t@echo 'make ([\w-]+) ", makefile, re.MULTILINE) == declared[1].split()
     called = re.findall(r"^ *make ([\w-]+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
-    assert called == ["check", "docs", "web-check", "test", "test-plain"]
+    assert called == ["check", "docs", "web-check", "test", "test-plain", "test-mindspore"]
 
 
 def test_the_plain_tests_run_without_what_was_compiled() -> None:

@@ -22,7 +22,12 @@ from ulpscope.errors import UlpscopeError
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "src/ulpscope/_torch_private.py"
-SOURCES = [path for folder in ("src", "packages/legacy/src") for path in sorted((ROOT / folder).rglob("*.py")) if path != HOME]
+SOURCES = [
+    path
+    for folder in ("src", "packages/legacy/src")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path != HOME and path.parent.name != "capture_mindspore"
+]
 NAMES = sorted(set(re.findall(r'"(torch(?:\.\w+)+)"', HOME.read_text(encoding="utf-8"))))
 
 EVERYWHERE = {path.rpartition(".")[2] for path in _torch_private.ATTRIBUTES} | {"_modules", "_parameters"}

@@ -12,7 +12,7 @@ from math import inf, prod
 
 from ulpscope.explain.contributions import made
 from ulpscope.explain.flow import flow_of, tensor_of, value_in
-from ulpscope.model import JudgedCall, JudgedSlot, Side, SummaryMeasurement, TensorMeasurement
+from ulpscope.model import DTYPES, JudgedCall, JudgedSlot, Side, SummaryMeasurement, TensorMeasurement
 from ulpscope.model.step_index import UNKNOWN, StepIndex
 
 __all__ = ["is_written_otherwise", "values_that_vanish"]
@@ -23,6 +23,7 @@ _NEAR = 2.0**-18
 """How near values are that agree: some tens of roundings in float32. Coarser dtypes have to agree bit for bit."""
 _NEAR_SUM = 2.0**-22
 """How near a sum of them is, over a few of which differences even out that are no rounding."""
+_DISCRETE = frozenset("round floor ceil trunc fix sign sgn heaviside floor_divide".split())
 _SHRINKS = 16.0
 """By how much a difference is smaller, at least, where it has gone away."""
 
@@ -54,6 +55,8 @@ def values_that_vanish(calls: Sequence[JudgedCall], at: int) -> set[str]:
         for later in made_of_it:
             if calls[later].pair.subject is None or calls[later].pair.reference is None:
                 found = [(side, one) for one in _results(flows[side], later)]
+            elif _hides(calls[later]):
+                return set()
             else:
                 apart = [slot for slot in made(calls[later]) if not any(_is_gone(slot, start) for start in begin)]
                 found = [one for slot in apart for one in _values(flows, later, slot)]
@@ -102,6 +105,13 @@ def _numel(slot: JudgedSlot) -> int:
 def _results(flow: StepIndex, at: int) -> list[int]:
     record = flow.records[at]
     return [] if record is None else [flow.value(at, slot.slot) for slot in record.slots if not record.receives(slot.slot)]
+
+
+def _hides(call: JudgedCall) -> bool:
+    """Tell whether a call gives the same for values that differ: a comparison, a rounded number."""
+    results = [side for slot in made(call) for side in (slot.pair.subject, slot.pair.reference) if side is not None]
+    kinds = [DTYPES.get(side.dtype) for side in results]
+    return call.pair.record.call.short.rstrip("_") in _DISCRETE or any(one is None or not one.is_floating for one in kinds)
 
 
 def _values(flows: dict[Side, StepIndex], at: int, slot: JudgedSlot) -> list[tuple[Side, int]]:
