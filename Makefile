@@ -17,7 +17,7 @@ PAGE := src/ulpscope/report/assets/report.html
 help:
 	@echo 'make demo       two small training runs, one broken operation, and the report that names it'
 	@echo 'make test       all tests but the long ones'
-	@echo 'make test-plain the same tests in NumPy and Python, without what was compiled'
+	@echo 'make test-plain the same tests in NumPy and Python, without what was compiled; PLAIN=tests/store for a part'
 	@echo 'make test-long  whole corpora, hundreds of repetitions, and what needs the peer'
 	@echo 'make test-matrix  all tests but the long ones on the oldest and the newest torch, each in an environment of 7 GB; TORCH=2.12.0 names one'
 	@echo 'make test-mindspore  the tests that need MindSpore, in an environment of its own (2.9 GB the first time)'
