@@ -99,9 +99,7 @@ def _serve(pipe: Connection, device: str, scratch: Path | None, asking: Asking) 
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    if device == "cpu":
-        # CUDA reserves more addresses than any machine has memory. Test helpers of torch ask for it, and within the limit it crashes.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if device == "cpu":  # not for CUDA, which reserves more addresses than any machine has memory
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     while True:
         try:
